@@ -1,0 +1,49 @@
+"""The `pilotlight` command: names its subcommands and hands over; each is imported when it is called."""
+
+import sys
+from collections.abc import Sequence
+
+from .errors import PilotlightError, UsageError
+
+USAGE = """\
+usage: pilotlight COMMAND ...
+
+  serve MODEL            serve a model over the OpenAI API (pilotlight serve --help)
+  build snapshot SOURCE  turn a checkpoint into a snapshot that loads by a few large copies
+  --version              print the version
+
+SOURCE is a Hugging Face directory, a hub id or a GGUF file; MODEL is a snapshot or a Hugging Face directory."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs one subcommand and exits with its code. An expected failure is one line on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        sys.exit(_dispatch(arguments))
+    except PilotlightError as error:
+        print(f"pilotlight: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    match arguments:
+        case ["serve", *rest]:
+            from .front.main import serve
+
+            return serve(rest)
+        case ["build", "snapshot", *rest]:
+            from .build.snapshot import command
+
+            return command(rest)
+        case ["--version" | "-V"]:
+            from . import __version__
+
+            print(f"pilotlight {__version__}")
+            return 0
+        case ["--help" | "-h" | "help"]:
+            print(USAGE)
+            return 0
+        case []:
+            raise UsageError(f"no command was given\n{USAGE}")
+        case _:
+            raise UsageError(f"unknown command {' '.join(arguments[:2])!r}\n{USAGE}")

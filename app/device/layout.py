@@ -1,0 +1,42 @@
+"""Where each tensor's bytes lie: in the files of a checkpoint and in the device's slab.
+
+A `Layout` is a slab plan (name, shape, dtype, offset) and a list of extents that fill it. A snapshot is the case
+of one extent; a Hugging Face directory is the case of one extent for each source tensor.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+WeightDtype = Literal["F32", "F16", "BF16"]  # safetensors' names
+DTYPE_BYTES: dict[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
+TENSOR_ALIGNMENT = 256  # of a tensor in the slab
+DATA_ALIGNMENT = 4096  # of the data section in a snapshot's file
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """`length` bytes at `file_offset` of `file` belong at `slab_offset`."""
+
+    file: Path
+    file_offset: int
+    length: int
+    slab_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A tensor in the slab."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: WeightDtype
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    tensors: tuple[Placed, ...]
+    extents: tuple[Extent, ...]
+    nbytes: int  # of the slab
