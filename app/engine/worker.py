@@ -1,0 +1,184 @@
+"""Process 2: loads the model, then turns messages from the front into engine steps, until the line closes.
+
+Apart from the engine because this is all that it has of the outside world: one socket, no clock, no threads. The
+front decides everything else, so signals are left to it.
+"""
+
+import ctypes
+import gc
+import logging
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ..errors import EXIT_ENGINE, PilotlightError
+from ..messages import (
+    Abort,
+    Fatal,
+    FrameReader,
+    Ready,
+    Shutdown,
+    Start,
+    StepDone,
+    Submit,
+    ToEngine,
+    ToFront,
+    decode_to_engine,
+    encode,
+)
+from ..settings import PAGE_SIZE, Settings
+from ..timeline import Timeline, process_start
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_RECEIVE_BYTES = 1 << 18
+
+_log = logging.getLogger(__name__)
+
+
+class LineClosedError(Exception):
+    """The front is gone: there is nobody to work for."""
+
+
+class Line:
+    """The engine's end of the socket, in messages. Every method raises LineClosedError when the front is gone."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._socket = line
+        self._frames = FrameReader()
+        self._received: deque[ToEngine] = deque()
+
+    def next(self) -> ToEngine:
+        """The next message; waits for it."""
+        while not self._received:
+            self._read(0)
+        return self._received.popleft()
+
+    def arrived(self, *, wait: bool) -> list[ToEngine]:
+        """All messages that have come; with `wait`, at least one."""
+        if wait and not self._received:
+            self._received.append(self.next())
+        while self._read(socket.MSG_DONTWAIT):
+            pass
+        messages = list(self._received)
+        self._received.clear()
+        return messages
+
+    def send(self, message: ToFront) -> None:
+        try:
+            self._socket.sendall(encode(message))
+        except ConnectionError:
+            raise LineClosedError from None
+
+    def _read(self, flags: int) -> bool:
+        """One read; False: there was nothing."""
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES, flags)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            raise LineClosedError from None
+        if not data:
+            raise LineClosedError
+        self._received.extend(decode_to_engine(body) for body in self._frames.feed(data))
+        return True
+
+
+def main(descriptor: int) -> int:
+    """Runs the engine on the socket that the front left open as `descriptor`; the exit code."""
+    timeline = Timeline("engine")
+    timeline.add("python", process_start(), time.monotonic())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # The line's end tells of the front's death too, but not in the middle of a long step.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        return work(Line(socket.socket(fileno=descriptor)), timeline)
+    except LineClosedError:
+        return 0
+
+
+def work(line: Line, timeline: Timeline) -> int:
+    """Load, tell, serve. What goes wrong is the last thing that the front hears."""
+    try:
+        start = line.next()
+        if not isinstance(start, Start):
+            raise TypeError(f"expected Start first, got {type(start).__name__}")
+        engine, ready = load(start.settings, timeline)
+        line.send(ready)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: collections need not look at it again
+        serve(line, engine)
+    except PilotlightError as error:
+        line.send(Fatal(str(error), error.exit_code))
+        return error.exit_code
+    except LineClosedError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        reason = (str(error).splitlines() or [""])[0]
+        line.send(Fatal(f"the engine failed: {type(error).__name__}: {reason}", EXIT_ENGINE))
+        return EXIT_ENGINE
+    return 0
+
+
+def load(settings: Settings, timeline: Timeline) -> "tuple[Engine, Ready]":
+    """The engine on its model. Raises PilotlightError."""
+    with timeline.span("imports"):
+        from pathlib import Path
+
+        from ..model.model import load_model
+        from .engine import Engine
+
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)-7s engine: %(message)s",
+        datefmt="%H:%M:%S",
+        stream=sys.stderr,
+    )
+    model = load_model(Path(settings.model), settings, timeline)
+    engine = Engine(
+        model,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        enable_prefix_caching=settings.enable_prefix_caching,
+    )
+    ready = Ready(
+        max_model_len=engine.max_len,
+        vocab_size=model.spec.vocab_size,
+        pages=model.num_pages,
+        page_size=PAGE_SIZE,
+        device=model.device.name,
+        dtype=model.device.dtype,
+        spans=timeline.spans,
+    )
+    return engine, ready
+
+
+def serve(line: Line, engine: "Engine") -> None:
+    """One StepDone for each step, until the front says Shutdown. Raises LineClosedError, and what a step raises."""
+    while True:
+        aborted = False
+        for message in line.arrived(wait=not engine.has_work):
+            match message:
+                case Submit():
+                    engine.submit(message)
+                case Abort(ids=ids):
+                    engine.abort(ids)
+                    aborted = True
+                case Shutdown():
+                    return
+                case Start():
+                    raise TypeError("Start came twice")
+        if engine.has_work:
+            line.send(StepDone(engine.step(), engine.stats))
+        elif aborted:
+            line.send(StepDone([], engine.stats))  # no step follows that would tell what is free now
+        if not engine.has_work and _log.isEnabledFor(logging.DEBUG):
+            engine.check_integrity()
