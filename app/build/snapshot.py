@@ -1,0 +1,192 @@
+"""`pilotlight build snapshot SOURCE -o DIR`: one directory that a server loads by a few large copies.
+
+The order of work is: find everything and refuse what is wrong, then write beside, then rename. See
+model/checkpoint.py for how a snapshot is read.
+"""
+
+import argparse
+import hashlib
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from .. import __version__
+from ..device.layout import WeightDtype
+from ..errors import ModelDataError, UnavailableError, UsageError
+from ..model.checkpoint import (
+    MANIFEST,
+    SNAPSHOT_FORMAT,
+    SNAPSHOT_WEIGHTS,
+    hash_header,
+    open_checkpoint,
+    read_manifest,
+)
+from ..model.safetensors import Header, plan_header
+from .hub import NEEDS_EXTRA
+from .sources import Source, open_source
+from .writer import Report, check_space, replacing, write_document, write_json, write_weights
+
+_DTYPES: dict[str, WeightDtype] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_HASH_BYTES = 4 * 1024 * 1024
+
+
+def command(argv: list[str]) -> int:
+    """Runs `pilotlight build snapshot`. Returns the exit code; raises PilotlightError."""
+    options = _parse(argv)
+    output = Path(options.output).expanduser().resolve()
+    started = time.monotonic()
+    previous = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        built = build_snapshot(options.source, output, options.dtype, force=options.force)
+    except (KeyboardInterrupt, _Terminated) as stop:
+        print(f"pilotlight: interrupted; {output} is as it was", file=sys.stderr)
+        return 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    size = (output / SNAPSHOT_WEIGHTS).stat().st_size / 1e6
+    if built:
+        print(f"{output}: built in {time.monotonic() - started:.1f} s, {size:.0f} MB of weights")
+    else:
+        print(f"{output}: already built from {options.source}, {size:.0f} MB of weights")
+    return 0
+
+
+def build_snapshot(source: str, output: Path, dtype: str = "auto", *, force: bool = False) -> bool:
+    """Makes the snapshot of `source` at `output`; False where it stands there already.
+
+    dtype: "float32", "float16", "bfloat16", or "auto" for the source's own (float32 for a quantized GGUF, which alone
+    holds its numbers exactly). `force` replaces another snapshot. On any failure `output` stays as it was.
+    """
+    bar_class = _progress_bar()
+    found = open_source(source)
+    target = _target_dtype(found) if dtype == "auto" else _DTYPES[dtype]
+    tensors = [(tensor.name, target, tensor.shape) for tensor in found.description.tensors]
+    header = plan_header(tensors, {"pilotlight_snapshot": str(SNAPSHOT_FORMAT)})
+    source_bytes = sum(file.stat().st_size for file in found.files.values())
+    total = source_bytes + header.file_size - header.data_start
+    try:
+        with bar_class(total=total, unit="B", unit_scale=True, delay=1, desc=output.name) as bar:
+            manifest = _manifest(found, target, header, bar.update)
+            if _stands(output, found, manifest, force):
+                return False
+            check_space(output, header.file_size)
+            with replacing(output) as partial:
+                digest = write_weights(partial / SNAPSHOT_WEIGHTS, header, found, target, bar.update)
+                manifest["weights"]["data_sha256"] = digest
+                for name, content in found.documents.items():
+                    write_document(partial / name, content)
+                write_json(partial / MANIFEST, manifest)
+    except OSError as error:
+        raise UnavailableError(f"{error.filename or output}: {error.strerror}; {output} is as it was") from error
+    return True
+
+
+class _Terminated(BaseException):
+    """SIGTERM, raised so that what was begun is cleaned up."""
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise _Terminated
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise UsageError(f"build snapshot: {message}")
+
+    parser = Parser(
+        prog="pilotlight build snapshot",
+        description="Turn a checkpoint into a snapshot: one directory that loads by a few large copies.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", metavar="SOURCE", help="Hugging Face directory, hub id (owner/name) or GGUF file")
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="directory to make")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", *_DTYPES),
+        default="auto",
+        help="dtype of the weights (default: auto, the source's own; float32 for a quantized GGUF)",
+    )
+    parser.add_argument("--force", action="store_true", help="replace another snapshot that stands at DIR")
+    return parser.parse_args(argv)
+
+
+def _progress_bar() -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        raise UnavailableError(f"`pilotlight build` {NEEDS_EXTRA}") from None
+    return tqdm
+
+
+def _target_dtype(source: Source) -> WeightDtype:
+    """The encoding that most numbers of the source have, where it is one of ours."""
+    count: Counter[str] = Counter()
+    for pieces in source.pieces:
+        for piece in pieces:
+            count[piece.encoding] += piece.elements
+    ((encoding, _),) = count.most_common(1)
+    return cast(WeightDtype, encoding) if encoding in _DTYPES.values() else "F32"
+
+
+def _manifest(source: Source, dtype: WeightDtype, header: Header, report: Report) -> dict[str, Any]:
+    """All but the hash of the data, which is known when it is written. Hashes the source's files."""
+    files = [
+        {"name": name, "size": file.stat().st_size, "sha256": _hash(file, report)}
+        for name, file in source.files.items()
+    ]
+    names = {weight: name for name, weight in _DTYPES.items()}
+    return {
+        "format": SNAPSHOT_FORMAT,
+        "pilotlight": __version__,
+        "family": source.description.spec.family,
+        "dtype": names[dtype],
+        "source": {"location": source.location, "files": files},
+        "weights": {
+            "file": SNAPSHOT_WEIGHTS,
+            "size": header.file_size,
+            "data_start": header.data_start,
+            "tensors": len(source.description.tensors),
+            "header_sha256": hash_header(header),
+        },
+    }
+
+
+def _stands(output: Path, source: Source, manifest: Mapping[str, Any], force: bool) -> bool:
+    """Whether `output` is already what is to be made. Raises UsageError where it is anything else and in the way."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return False
+    if not output.is_dir() or not (output / MANIFEST).exists():
+        raise UsageError(f"{output}: is there and is not a snapshot; choose another directory or remove it")
+    difference = _difference(output, source, manifest)
+    if difference and not force:
+        raise UsageError(f"{output}: holds another snapshot ({difference}); --force replaces it")
+    return difference is None
+
+
+def _difference(output: Path, source: Source, manifest: Mapping[str, Any]) -> str | None:
+    try:
+        standing = read_manifest(output)
+        open_checkpoint(output, source.description.tensors)
+    except ModelDataError as error:
+        return str(error)
+    if standing.get("dtype") != manifest["dtype"]:
+        return f"of {standing.get('dtype')}"
+    recorded = standing.get("source")
+    if not isinstance(recorded, dict) or recorded.get("files") != manifest["source"]["files"]:
+        return f"made from {recorded.get('location') if isinstance(recorded, dict) else 'something else'}"
+    missing = [name for name in source.documents if not (output / name).is_file()]
+    return f"without {missing[0]}" if missing else None
+
+
+def _hash(file: Path, report: Report) -> str:
+    digest = hashlib.sha256()
+    with open(file, "rb") as stream:
+        while block := stream.read(_HASH_BYTES):
+            digest.update(block)
+            report(len(block))
+    return digest.hexdigest()

@@ -1,0 +1,125 @@
+"""Writes a snapshot's files beside their final place and puts them there when all are whole and on the disk."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..device.layout import WeightDtype
+from ..errors import UnavailableError
+from ..model.safetensors import Header
+from .sources import Source
+
+Report = Callable[[int], object]  # called with the bytes done since the last call
+
+
+@contextlib.contextmanager
+def replacing(output: Path) -> Iterator[Path]:
+    """A new directory beside `output` that takes its place when the block ends well, and is removed when it does not.
+
+    What stood at `output` is removed after that. What killed builds have left beside it is removed first: a build
+    holds a lock on its directory while it lives.
+    """
+    output = output.absolute()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(output)
+    partial = output.with_name(f"{output.name}.partial-{secrets.token_hex(4)}")
+    partial.mkdir()
+    descriptor = os.open(partial, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield partial
+        os.fsync(descriptor)
+        _put_in_place(partial, output)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def check_space(output: Path, needed: int) -> None:
+    """Raises UnavailableError where the disk cannot hold `needed` more bytes."""
+    place = output.absolute().parent
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise UnavailableError(f"{place}: {free / 1e9:.1f} GB are free, the snapshot needs {needed / 1e9:.1f} GB")
+
+
+def write_weights(file: Path, header: Header, source: Source, dtype: WeightDtype, report: Report) -> str:
+    """Writes the header and every tensor of `source` in `dtype`. Returns the sha256 of the data section."""
+    digest = hashlib.sha256()
+    with contextlib.ExitStack() as files, open(file, "wb") as out:
+        descriptors: dict[Path, int] = {}
+        out.write(header.encoded)
+        position = header.data_start
+        for tensor, pieces in zip(source.description.tensors, source.pieces, strict=True):
+            filler = bytes(header.tensors[tensor.name].offset - position)
+            digest.update(filler)
+            out.write(filler)
+            for piece in pieces:
+                if piece.file not in descriptors:
+                    descriptors[piece.file] = files.enter_context(open(piece.file, "rb")).fileno()
+                for chunk in piece.recode(descriptors[piece.file], dtype):
+                    digest.update(chunk.data)
+                    out.write(chunk.data)
+                    report(chunk.nbytes)
+            position = header.tensors[tensor.name].offset + header.tensors[tensor.name].nbytes
+        _sync(out)
+    return digest.hexdigest()
+
+
+def write_document(file: Path, content: bytes) -> None:
+    file.parent.mkdir(exist_ok=True)
+    with open(file, "wb") as out:
+        out.write(content)
+        _sync(out)
+
+
+def write_json(file: Path, document: Mapping[str, Any]) -> None:
+    write_document(file, json.dumps(document, indent=2).encode() + b"\n")
+
+
+def _sync(out: Any) -> None:
+    out.flush()
+    os.fsync(out.fileno())
+
+
+def _put_in_place(partial: Path, output: Path) -> None:
+    """Renames; a directory that has content is moved aside first, and back if the rename fails."""
+    if output.exists() and any(output.iterdir()):
+        aside = output.with_name(f"{output.name}.partial-{secrets.token_hex(4)}")
+        output.rename(aside)
+        try:
+            partial.rename(output)
+        except BaseException:
+            aside.rename(output)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        partial.rename(output)
+    parent = os.open(output.parent, os.O_RDONLY)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+def _remove_abandoned(output: Path) -> None:
+    for directory in output.parent.glob(f"{output.name}.partial-*"):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue  # another build at work
+        finally:
+            os.close(descriptor)
+        shutil.rmtree(directory)

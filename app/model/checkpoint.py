@@ -1,0 +1,289 @@
+"""From a directory on disk to a `Layout`: where each tensor's bytes lie and where they belong in the slab.
+
+Two kinds of directory are opened: a snapshot of ours (manifest.json and weights.safetensors, one extent) and a
+Hugging Face checkpoint as it lies on the hub (one extent for each source tensor). Only headers are read here.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+from ..device.layout import DATA_ALIGNMENT, DTYPE_BYTES, TENSOR_ALIGNMENT, Extent, Layout, Placed, WeightDtype
+from ..errors import ModelDataError
+from .safetensors import FILLER_PREFIX, Header, TensorEntry, read_header
+from .spec import TensorSpec
+
+MANIFEST = "manifest.json"
+SNAPSHOT_WEIGHTS = "weights.safetensors"
+SNAPSHOT_FORMAT = 1
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_REBUILD = "build it again with `pilotlight build snapshot`"
+# Tensors that some tools save and nobody needs: the head of a tied model, tables that are computed.
+_HARMLESS = ("lm_head.weight", "rotary_emb.inv_freq", "rope_freqs.weight")
+_HASH_BYTES = 8 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """A tensor of a Hugging Face checkpoint in its file."""
+
+    file: Path
+    entry: TensorEntry
+
+
+def open_checkpoint(directory: Path, tensors: Sequence[TensorSpec], *, verify: bool = False) -> Layout:
+    """The layout of a snapshot, or of a Hugging Face checkpoint, that holds exactly the model that `tensors` say.
+
+    With `verify` a snapshot's data is hashed too (a Hugging Face checkpoint carries no hash). Raises ModelDataError
+    naming file and tensor.
+    """
+    if (directory / MANIFEST).exists() or (directory / SNAPSHOT_WEIGHTS).exists():
+        return _open_snapshot(directory, tensors, verify)
+    return _place(tensors, find_sources(directory, tensors))
+
+
+def find_sources(directory: Path, tensors: Sequence[TensorSpec]) -> list[tuple[SourceTensor, ...]]:
+    """For each tensor its sources in a Hugging Face checkpoint, shapes checked. Raises ModelDataError."""
+    files, headers = _headers(directory)
+    found = []
+    for tensor in tensors:
+        sources = tuple(_source(directory, name, files, headers) for name in tensor.sources)
+        check_shapes(tensor, [(source.file, source.entry.name, source.entry.shape) for source in sources])
+        found.append(sources)
+    wanted = {name for tensor in tensors for name in tensor.sources}
+    report_ignored(directory, files, wanted)
+    return found
+
+
+def read_index(directory: Path) -> dict[str, Path]:
+    """Which file holds each tensor, as the index of a sharded checkpoint says. Raises ModelDataError."""
+    index = directory / INDEX_FILE
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelDataError(f"{index}: has no weight_map")
+    files = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not shard or shard.startswith("/") or ".." in PurePosixPath(shard).parts:
+            raise ModelDataError(f"{index}: tensor {name!r} lies in {shard!r}, which is no file of the directory")
+        files[name] = directory / shard
+    return files
+
+
+def check_shapes(tensor: TensorSpec, sources: Sequence[tuple[Path, str, tuple[int, ...]]]) -> None:
+    """Whether the sources (file, name, shape), stacked along their rows, make `tensor`. Raises ModelDataError."""
+    for file, name, shape in sources:
+        if len(shape) != len(tensor.shape) or shape[1:] != tensor.shape[1:]:
+            rows = tensor.shape[0] if len(sources) == 1 else "rows"
+            expected = ", ".join(str(size) for size in (rows, *tensor.shape[1:]))
+            raise ModelDataError(
+                f"{file}: tensor {name!r} has shape {list(shape)}, config.json asks for [{expected}]"
+            )
+    rows = sum(shape[0] for _, _, shape in sources)
+    if rows != tensor.shape[0]:
+        file = sources[0][0]
+        shown = ", ".join(f"{name!r} has {shape[0]}" for _, name, shape in sources)
+        raise ModelDataError(f"{file}: {shown} rows, config.json asks for {tensor.shape[0]}")
+
+
+def report_ignored(where: Path, names: Iterable[str], wanted: Set[str]) -> None:
+    """Logs which of a checkpoint's tensors nobody reads.
+
+    One that is of a kind of layer that is read (a bias, a scale, a layer too many) may matter: it is a warning.
+    """
+    stems = {_pattern(name.rpartition(".")[0]) for name in wanted}
+    ignored = [name for name in names if name not in wanted and not name.endswith(_HARMLESS)]
+    telling = [name for name in ignored if any(stem in stems for stem in _stems(_pattern(name)))]
+    for level, group in ((logging.WARNING, telling), (logging.DEBUG, sorted(set(ignored) - set(telling)))):
+        if group:
+            more = f" and {len(group) - 3} more" if len(group) > 3 else ""
+            shown = ", ".join(map(repr, group[:3]))
+            _log.log(level, "%s: tensors that config.json does not ask for are ignored: %s%s", where, shown, more)
+
+
+# --- Hugging Face checkpoints ---------------------------------------------------------------------------------
+
+
+def _headers(directory: Path) -> tuple[dict[str, Path], dict[Path, Header]]:
+    """Which file holds each tensor, and the headers of those files. With an index nothing else is looked at."""
+    index = directory / INDEX_FILE
+    if index.exists():
+        files = read_index(directory)
+        headers = {}
+        for file in dict.fromkeys(files.values()):
+            if not file.exists():
+                raise ModelDataError(f"{file}: the shard is missing, but {INDEX_FILE} names it")
+            headers[file] = read_header(file)
+        return files, headers
+    single = directory / SINGLE_FILE
+    if not single.exists():
+        raise ModelDataError(f"{directory}: has neither {SINGLE_FILE} nor {INDEX_FILE}{_other_weights(directory)}")
+    header = read_header(single)
+    return dict.fromkeys(header.tensors, single), {single: header}
+
+
+def _source(directory: Path, name: str, files: Mapping[str, Path], headers: Mapping[Path, Header]) -> SourceTensor:
+    file = files.get(name)
+    if file is None:
+        where = INDEX_FILE if (directory / INDEX_FILE).exists() else SINGLE_FILE
+        hint = "; the model is not tied (tie_word_embeddings)" if name == "lm_head.weight" else ""
+        raise ModelDataError(f"{directory / where}: tensor {name!r} is missing, config.json asks for it{hint}")
+    entry = headers[file].tensors.get(name)
+    if entry is None:
+        raise ModelDataError(f"{file}: tensor {name!r} is missing, but {INDEX_FILE} says that it is in this shard")
+    if entry.dtype not in DTYPE_BYTES:
+        raise ModelDataError(
+            f"{file}: tensor {name!r} is of dtype {entry.dtype}, expected one of {', '.join(DTYPE_BYTES)}"
+        )
+    return SourceTensor(file, entry)
+
+
+def _place(tensors: Sequence[TensorSpec], found: Iterable[tuple[SourceTensor, ...]]) -> Layout:
+    placed, extents = [], []
+    position = 0
+    for tensor, sources in zip(tensors, found, strict=True):
+        position += -position % TENSOR_ALIGNMENT
+        start, first = position, sources[0]
+        for source in sources:
+            if source.entry.dtype != first.entry.dtype:
+                raise ModelDataError(
+                    f"{source.file}: tensor {source.entry.name!r} is of dtype {source.entry.dtype}, but "
+                    f"{first.entry.name!r}, with which it is fused, of {first.entry.dtype}; build a snapshot of one "
+                    "dtype with `pilotlight build snapshot`"
+                )
+            extents.append(Extent(source.file, source.entry.offset, source.entry.nbytes, position))
+            position += source.entry.nbytes
+        dtype = cast(WeightDtype, first.entry.dtype)
+        placed.append(Placed(tensor.name, tensor.shape, dtype, start, position - start))
+    return Layout(tuple(placed), tuple(extents), position)
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _stems(name: str) -> Iterator[str]:
+    """ "a.q_proj.lora_A.weight" -> "a.q_proj.lora_A", "a.q_proj", "a"."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _other_weights(directory: Path) -> str:
+    """A hint for what lies there instead."""
+    for pattern, hint in (
+        ("pytorch_model*.bin", "PyTorch files are not read, convert them to safetensors"),
+        ("*.gguf", "turn the GGUF file into a snapshot with `pilotlight build snapshot FILE -o DIR`"),
+        ("adapter_model.safetensors", "this is an adapter, not a model"),
+    ):
+        if any(directory.glob(pattern)):
+            return f"; {hint}"
+    return ""
+
+
+# --- snapshots ------------------------------------------------------------------------------------------------
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a snapshot, its format version checked. Raises ModelDataError."""
+    file = directory / MANIFEST
+    if not file.exists():
+        raise ModelDataError(f"{directory}: has {SNAPSHOT_WEIGHTS} but no {MANIFEST}; {_REBUILD}")
+    manifest = _read_json(file)
+    version = manifest.get("format")
+    if version != SNAPSHOT_FORMAT:
+        raise ModelDataError(f"{file}: snapshot format {version!r}, this version reads {SNAPSHOT_FORMAT}; {_REBUILD}")
+    return manifest
+
+
+def hash_data(file: Path, start: int) -> str:
+    """sha256 of a file from byte `start` to its end."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    with open(file, "rb") as stream:
+        stream.seek(start)
+        while block := stream.read(_HASH_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def hash_header(header: Header) -> str:
+    """sha256 of what precedes the data."""
+    import hashlib
+
+    return hashlib.sha256(header.encoded).hexdigest()
+
+
+def _open_snapshot(directory: Path, tensors: Sequence[TensorSpec], verify: bool) -> Layout:
+    recorded = read_manifest(directory).get("weights")
+    if not isinstance(recorded, dict):
+        raise ModelDataError(f"{directory / MANIFEST}: says nothing about the weights; {_REBUILD}")
+    file = directory / SNAPSHOT_WEIGHTS
+    if not file.exists():
+        raise ModelDataError(f"{file}: the snapshot's weights are missing; {_REBUILD}")
+    header = read_header(file)
+    if hash_header(header) != recorded.get("header_sha256"):
+        if _lost_layout(header):
+            raise ModelDataError(
+                f"{file}: was saved again by another tool and lost the layout that loading needs; {_REBUILD}"
+            )
+        raise ModelDataError(f"{file}: its header is not the one that {MANIFEST} records; {_REBUILD}")
+    if header.file_size != recorded.get("size"):
+        raise ModelDataError(f"{file}: has {header.file_size} bytes, {MANIFEST} records {recorded.get('size')}")
+    placed = _snapshot_table(file, header, tensors)
+    if verify and hash_data(file, header.data_start) != recorded.get("data_sha256"):
+        raise ModelDataError(f"{file}: its data differs from what {MANIFEST} records (sha256); {_REBUILD}")
+    nbytes = header.file_size - header.data_start
+    return Layout(placed, (Extent(file, header.data_start, nbytes, 0),), nbytes)
+
+
+def _lost_layout(header: Header) -> bool:
+    if header.data_start % DATA_ALIGNMENT:
+        return True
+    return any(
+        (entry.offset - header.data_start) % TENSOR_ALIGNMENT
+        for entry in header.tensors.values()
+        if not entry.name.startswith(FILLER_PREFIX)
+    )
+
+
+def _snapshot_table(file: Path, header: Header, tensors: Sequence[TensorSpec]) -> tuple[Placed, ...]:
+    """The tensors in the order of `tensors`; they and the fillers are all that a snapshot may hold."""
+    placed = []
+    for tensor in tensors:
+        entry = header.tensors.get(tensor.name)
+        if entry is None:
+            raise ModelDataError(f"{file}: tensor {tensor.name!r} is missing, config.json asks for it; {_REBUILD}")
+        if entry.shape != tensor.shape:
+            raise ModelDataError(
+                f"{file}: tensor {tensor.name!r} has shape {list(entry.shape)}, config.json asks for "
+                f"{list(tensor.shape)}; {_REBUILD}"
+            )
+        if entry.dtype not in DTYPE_BYTES:
+            raise ModelDataError(f"{file}: tensor {tensor.name!r} is of dtype {entry.dtype}; {_REBUILD}")
+        dtype = cast(WeightDtype, entry.dtype)
+        placed.append(Placed(tensor.name, entry.shape, dtype, entry.offset - header.data_start, entry.nbytes))
+    wanted = {tensor.name for tensor in tensors}
+    for name in header.tensors:
+        if name not in wanted and not name.startswith(FILLER_PREFIX):
+            raise ModelDataError(f"{file}: tensor {name!r} is there, config.json does not ask for it; {_REBUILD}")
+    return tuple(placed)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelDataError(f"{file}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelDataError(f"{file}: is not JSON ({str(error)[:80]})") from None
+    if not isinstance(value, dict):
+        raise ModelDataError(f"{file}: is not a JSON object")
+    return value
