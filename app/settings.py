@@ -18,7 +18,7 @@ ENV_PREFIX = "PILOTLIGHT_"
 PAGE_SIZE = 16  # tokens in a KV page
 
 # Read after their PILOTLIGHT_ name: what platforms set.
-_PLATFORM_ENV = {"port": "PORT"}
+PLATFORM_ENV = {"port": "PORT"}
 
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -43,7 +43,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "auto"
     )
     max_model_len: Annotated[
-        Positive | None, Meta(description="tokens of prompt and answer together (default: the model's own limit)")
+        Positive | None,
+        Meta(description="tokens of prompt and answer together (default: the model's own limit, or what fits)"),
     ] = None
     max_num_seqs: Annotated[int, Meta(description="sequences that run at once", ge=1, le=1024)] = 32
     max_num_batched_tokens: Annotated[int, Meta(description="tokens of a prefill chunk", ge=PAGE_SIZE, le=65536)] = (
@@ -58,7 +59,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0.9
     kv_cache_memory_bytes: Annotated[
         Positive | None,
-        Meta(description="bytes of the KV cache (default: what the running sequences can need, within the memory)"),
+        Meta(
+            description="bytes of the KV cache (default: what the running sequences can need, within the memory and, "
+            "on the CPU, within 4 GiB)"
+        ),
     ] = None
     tensor_parallel_size: Annotated[int, Meta(description="devices that share the model; 1 so far", ge=1)] = 1
     seed: Annotated[
@@ -79,6 +83,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     startup_timeout: Annotated[
         float, Meta(description="seconds that a request waits for the engine before 503", gt=0)
     ] = 600.0
+    engine_timeout: Annotated[
+        float, Meta(description="seconds that one engine step may take; a longer one is a hang, and kills it", gt=0)
+    ] = 120.0
     max_engine_deaths: Annotated[
         int, Meta(description="engine deaths within ten minutes after which the server exits", ge=1)
     ] = 3
@@ -137,7 +144,7 @@ def from_args(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> 
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for name in FIELDS:
-        for variable in (env_name(name), _PLATFORM_ENV.get(name)):
+        for variable in (env_name(name), PLATFORM_ENV.get(name)):
             text = environ.get(variable, "") if variable else ""
             if text:
                 values[name] = _split(name, text)

@@ -88,12 +88,16 @@ class Device(Protocol):
 
     name: str
     dtype: str
+    default_kv_bytes: int | None  # most that K/V take unless the user says more; None: what the memory has
 
     def available_bytes(self) -> int:
         """Memory that weights, K/V and activations may use now, before the utilization share is taken."""
 
     def load(self, layout: Layout) -> dict[str, Tensor]:
         """Weights by their TensorSpec name. Raises ModelDataError for a file that ends early."""
+
+    def weight_bytes(self, layout: Layout) -> int:
+        """Memory that the weights take once loaded."""
 
     def page_bytes(self, shape: AttentionShape) -> int:
         """Bytes of one KV page over all layers."""
@@ -108,7 +112,10 @@ class Device(Protocol):
         """[T, hidden] rows of `table` for the step's tokens."""
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """RMSNorm of s = x + residual, in fp32; returns (norm(s) * weight, s): [T, hidden] each."""
+        """RMSNorm of s = x + residual, in fp32; returns (norm(s) * weight, s): [T, hidden] each.
+
+        `s` may take the place of `residual`, or of `x` where there is none.
+        """
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, in] times weight [out, in] transposed, plus bias [out]: [T, out]."""
@@ -124,6 +131,9 @@ class Device(Protocol):
 
     def rows(self, x: Tensor, rows: Int32) -> Tensor:
         """The named rows of x: [R, hidden]."""
+
+    def logits(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [R, hidden] times weight [vocab, hidden] transposed, in fp32: [R, vocab]."""
 
     def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprob | None]]:
         """One token a row of logits [R, vocab]: a pure function of logits, sampling, key and position."""

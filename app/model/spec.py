@@ -22,7 +22,7 @@ class RopeSpec:
     dim: int
     theta: float
     scaling: RopeScaling = "default"
-    original_max_position: int = 0  # positions the model was trained on before the scaling
+    original_max_position: int = 0  # positions the model was trained on before the scaling; 0 with "default"
     parameters: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
 
 
@@ -66,3 +66,11 @@ class TensorSpec:
     name: str  # "layers.3.qkv.weight"
     shape: tuple[int, ...]  # of the whole: [out, in] for a matrix
     sources: tuple[str, ...]  # "model.layers.3.self_attn.q_proj.weight", ...
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a family makes of a config.json: the model, and its tensors in the order in which a slab holds them."""
+
+    spec: ModelSpec
+    tensors: tuple[TensorSpec, ...]

@@ -1,0 +1,135 @@
+"""A loaded model: weights and KV pages on a device, and `run`, which takes one engine step through it."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ..device.base import AttentionShape, Batch, Device, Int32, Sampled, Tensor
+from ..device.numpy_device import NumpyDevice
+from ..messages import TokenLogprob
+from ..settings import PAGE_SIZE, Settings
+from ..timeline import Timeline
+from . import decoder
+from .checkpoint import open_checkpoint
+from .config import read_config
+from .families import describe
+from .plan import Memory, Plan, activation_bytes, plan_pages
+from .rope import rotary_table
+from .spec import ModelSpec
+
+_SCORED_AT_ONCE = 64  # rows of prompt logits: each is as wide as the vocabulary
+
+_log = logging.getLogger(__name__)
+
+
+class Model:
+    """A model that is ready to run. Its pages belong to whoever plans the batches."""
+
+    def __init__(
+        self, spec: ModelSpec, device: Device, weights: Mapping[str, Tensor], max_model_len: int, num_pages: int
+    ) -> None:
+        self.spec = spec
+        self.device = device
+        self.max_model_len = max_model_len
+        self.num_pages = num_pages
+        self.weights = weights
+
+    def run(self, batch: Batch) -> Sampled:
+        """One engine step: K/V of the batch's tokens written, the named rows sampled and scored."""
+        with np.errstate(over="ignore", invalid="ignore"):  # a NaN is found, and told, where a token is sampled
+            return self._run(batch)
+
+    def _run(self, batch: Batch) -> Sampled:
+        rows = np.concatenate([batch.sample_rows, batch.score_rows])
+        hidden = decoder.forward(self.spec, self.device, self.weights, batch, rows)
+        split = len(batch.sample_rows)
+        sampled, scored = np.arange(split, dtype=np.int32), np.arange(split, len(rows), dtype=np.int32)
+        if not split:
+            return Sampled([], [], self._score(hidden, scored, batch))
+        tokens, logprobs = self.device.sample(self._logits(hidden, sampled), batch.rows)
+        return Sampled(tokens, logprobs, self._score(hidden, scored, batch))
+
+    def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
+        return decoder.logits(self.spec, self.device, self.weights, self.device.rows(hidden, rows))
+
+    def _score(self, hidden: Tensor, rows: Int32, batch: Batch) -> list[TokenLogprob]:
+        scores: list[TokenLogprob] = []
+        for first in range(0, len(rows), _SCORED_AT_ONCE):
+            part = slice(first, first + _SCORED_AT_ONCE)
+            logits = self._logits(hidden, rows[part])
+            scores += self.device.score(logits, batch.score_targets[part], batch.score_top)
+        return scores
+
+
+def load_model(directory: Path, settings: Settings, timeline: Timeline) -> Model:
+    """Opens a snapshot or a Hugging Face directory and makes it ready on the device.
+
+    The context is as long as `--max-model-len` says, or as the model allows and the memory holds (see plan.py).
+    Raises ModelDataError for files that are not what they should be, UnavailableError for what does not fit.
+    """
+    with timeline.span("config"):
+        description = describe(read_config(directory))
+        spec = description.spec
+        layout = open_checkpoint(directory, description.tensors, verify=settings.verify)
+    device = NumpyDevice()
+    shape = AttentionShape(
+        spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.dim, PAGE_SIZE
+    )
+    memory = Memory(
+        available=device.available_bytes(),
+        weights=device.weight_bytes(layout),
+        activations=activation_bytes(spec, settings.max_num_batched_tokens, settings.max_num_seqs),
+        page=device.page_bytes(shape),
+        default_kv=device.default_kv_bytes,
+    )
+    plan = plan_pages(
+        spec,
+        memory,
+        page_size=PAGE_SIZE,
+        utilization=settings.gpu_memory_utilization,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        kv_bytes=settings.kv_cache_memory_bytes,
+    )
+    with timeline.span("weights", layout.nbytes):
+        weights = device.load(layout)
+    with timeline.span("kv cache"):
+        cos, sin = rotary_table(spec.rope, plan.max_model_len)
+        device.allocate_pages(shape, plan.num_pages, cos, sin)
+    model = Model(spec, device, weights, plan.max_model_len, plan.num_pages)
+    with timeline.span("first forward"):
+        model.run(_warm_up())
+    _log_loaded(spec, memory, plan)
+    return model
+
+
+def _warm_up() -> Batch:
+    """One token that leaves no K/V: whatever the first step pays for is paid before the first request."""
+    zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
+    return Batch(
+        tokens=zero,
+        positions=zero,
+        slots=np.array([-1], np.int32),
+        starts=np.array([0, 1], np.int32),
+        lengths=np.array([1], np.int32),
+        pages=np.zeros((1, 1), np.int32),
+        sample_rows=none,
+        rows=[],
+        score_rows=zero,
+        score_targets=zero,
+    )
+
+
+def _log_loaded(spec: ModelSpec, memory: Memory, plan: Plan) -> None:
+    _log.info(
+        "%s with %d layers: weights %.0f MB, context %d tokens, KV cache %d pages of %d tokens (%.0f MB)",
+        spec.family,
+        spec.num_layers,
+        memory.weights / 1e6,
+        plan.max_model_len,
+        plan.num_pages,
+        PAGE_SIZE,
+        plan.num_pages * memory.page / 1e6,
+    )

@@ -1,0 +1,98 @@
+"""How long a context and how many KV pages: arithmetic over bytes, before anything is allocated.
+
+Apart from model.py so that any machine can be planned for in a test. What does not fit is refused here, with the
+numbers and with the largest context that would fit.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from ..errors import UnavailableError, UsageError
+from .spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the plan starts from, in bytes."""
+
+    available: int  # before the utilization share is taken
+    weights: int
+    activations: int  # of the largest step
+    page: int  # one KV page over all layers
+    default_kv: int | None = None  # most that K/V take unless the user says more
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    max_model_len: int
+    num_pages: int
+
+
+def activation_bytes(spec: ModelSpec, num_tokens: int, num_seqs: int) -> int:
+    """Most that a step holds at once in fp32: the widest moment of a layer, and the logits with their copies.
+
+    Score matrices and gathered K/V are not in it: they are counted as one layer's share of the pages.
+    """
+    layer = 3 * spec.hidden_size + 2 * (spec.q_size + 2 * spec.kv_size) + 4 * spec.intermediate_size
+    return 4 * (num_tokens * layer + 3 * num_seqs * spec.vocab_size)
+
+
+def plan_pages(
+    spec: ModelSpec,
+    memory: Memory,
+    *,
+    page_size: int,
+    utilization: float,
+    max_num_seqs: int,
+    max_model_len: int | None = None,
+    kv_bytes: int | None = None,
+) -> Plan:
+    """The context length and the number of pages.
+
+    Asked for no length, the model's own limit is taken, or what fits if that is less (and a warning says so). The
+    pages are what `max_num_seqs` sequences of that length can need, within `kv_bytes`, or else within the memory.
+    Raises UsageError for a length beyond the model's limit, UnavailableError for what the memory does not hold.
+    """
+    if max_model_len is not None and max_model_len > spec.max_position:
+        raise UsageError(
+            f"--max-model-len {max_model_len} is beyond the model's own limit of {spec.max_position} positions"
+        )
+    budget = int(memory.available * utilization) - memory.weights - memory.activations
+    needs = f"weights {_mb(memory.weights)}, activations {_mb(memory.activations)}"
+    has = f"{utilization:.0%} of the {_mb(memory.available)} that are free"
+    # One layer's share of the pages in use is gathered while attention runs.
+    with_scratch = memory.page + -(-memory.page // spec.num_layers)
+    fitting = max(0, budget) // with_scratch
+    source = has
+    if kv_bytes is not None:
+        if kv_bytes > budget:
+            raise UnavailableError(
+                f"the model does not fit: {needs}, --kv-cache-memory-bytes {_mb(kv_bytes)}; there are {has}"
+            )
+        fitting, source = kv_bytes // memory.page, f"--kv-cache-memory-bytes {_mb(kv_bytes)}"
+    wanted = max_model_len or spec.max_position
+    pages_wanted = -(-wanted // page_size)
+    if fitting < 1:
+        raise UnavailableError(
+            f"the model does not fit: {needs}, and {_mb(memory.page)} for each {page_size} tokens of context; "
+            f"there are {source}"
+        )
+    if pages_wanted > fitting:
+        largest = fitting * page_size
+        message = (
+            f"a context of {wanted} tokens needs {_mb(pages_wanted * memory.page)} of KV cache beside {needs}; "
+            f"there are {source}"
+        )
+        if max_model_len is not None:
+            raise UnavailableError(f"{message}; the largest context that fits is --max-model-len {largest}")
+        _log.warning("%s: the context is cut to the %d tokens that fit", message, largest)
+        wanted, pages_wanted = largest, fitting
+    if kv_bytes is None and memory.default_kv is not None:
+        fitting = min(fitting, max(memory.default_kv // memory.page, pages_wanted))
+    return Plan(wanted, min(fitting, max_num_seqs * pages_wanted))
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes < 1e9 else f"{nbytes / 1e9:,.2f} GB"
