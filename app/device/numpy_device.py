@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..messages import TokenLogprob
-from . import host_memory, sampling
+from . import host, sampling
 from .base import Activation, AttentionShape, Batch, Float32, Int32, SampleRow
 from .layout import Layout
 from .numpy_attention import PagedAttention, Step
@@ -33,7 +33,7 @@ class NumpyDevice:
         self._attention: PagedAttention
 
     def available_bytes(self) -> int:
-        return host_memory.available_bytes()
+        return host.available_bytes()
 
     def weight_bytes(self, layout: Layout) -> int:
         return loaded_bytes(layout)

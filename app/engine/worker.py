@@ -7,14 +7,17 @@ front decides everything else, so signals are left to it.
 import ctypes
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
 import time
 import traceback
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..device.host import usable_cpus
 from ..errors import EXIT_ENGINE, PilotlightError
 from ..messages import (
     Abort,
@@ -130,9 +133,9 @@ def work(line: Line, timeline: Timeline) -> int:
 
 def load(settings: Settings, timeline: Timeline) -> "tuple[Engine, Ready]":
     """The engine on its model. Raises PilotlightError."""
+    # OpenBLAS counts the machine's CPUs; more threads than a container's quota wait for each other.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(usable_cpus()))
     with timeline.span("imports"):
-        from pathlib import Path
-
         from ..model.model import load_model
         from .engine import Engine
 

@@ -1,7 +1,9 @@
-"""What a process may still take, from the files that the kernel and the control groups show."""
+"""What a process may still take of memory and CPUs, from the files that the kernel and the control groups show."""
+
+import os
 
 import pytest
-from pilotlight.device.host_memory import available_bytes
+from pilotlight.device.host import available_bytes, usable_cpus
 
 GB = 10**9
 
@@ -90,3 +92,28 @@ def test_both_versions_at_once(root):
     v1(root, "a", 5 * GB)
     v2(root, "b", 4 * GB)
     assert available_bytes(root) == 4 * GB
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("max 100000", 8), ("300000 100000", 3), ("250000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8)],
+)
+def test_cpus_within_a_v2_quota(root, monkeypatch, quota, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    write(root, "proc/self/cgroup", "0::/pod/container\n")
+    write(root, "sys/fs/cgroup/pod/container/cpu.max", "max 100000\n")
+    write(root, "sys/fs/cgroup/pod/cpu.max", f"{quota}\n")
+    assert usable_cpus(root) == expected
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(-1, 8), (300000, 3), (50000, 1)])
+def test_cpus_within_a_v1_quota(root, monkeypatch, quota, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    write(root, "proc/self/cgroup", "12:cpu,cpuacct:/docker/x\n9:memory:/docker/x\n")
+    write(root, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", f"{quota}\n")
+    write(root, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+    assert usable_cpus(root) == expected
+
+
+def test_cpus_here():
+    assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
