@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except PilotlightError as error:
         print(f"pilotlight: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:  # while modules are imported; a command handles its own
+        sys.exit(130)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -40,7 +42,7 @@ def _dispatch(arguments: list[str]) -> int:
 
             print(f"pilotlight {__version__}")
             return 0
-        case ["--help" | "-h" | "help"]:
+        case ["--help" | "-h" | "help"] | ["build", "--help" | "-h"]:
             print(USAGE)
             return 0
         case []:

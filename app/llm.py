@@ -126,6 +126,13 @@ class LLM:
         template = self._text.template
         if template is None:
             raise UsageError("this model has no chat template: give LLM(chat_template=FILE), or use generate()")
+        if not isinstance(messages, list | tuple):
+            raise ParameterError(
+                "messages", 'expected a list of {"role": ..., "content": ...}, or a list of such lists'
+            )
+        reserved = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+        for name in reserved & (chat_template_kwargs or {}).keys():
+            raise ParameterError("chat_template_kwargs", f"{name!r} is not a variable but an argument of chat()")
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = cast(Sequence[Sequence[Message]], [messages] if is_one else messages)
         requests = []
@@ -163,6 +170,10 @@ class LLM:
             sampling_params = self.get_default_sampling_params()
         if isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params] * len(requests)
+        if not isinstance(sampling_params, Sequence) or not all(
+            isinstance(params, SamplingParams) for params in sampling_params
+        ):
+            raise ParameterError("sampling_params", "expected a SamplingParams, or a list of one for each prompt")
         if len(sampling_params) != len(requests):
             raise ParameterError("sampling_params", f"{len(sampling_params)} of them for {len(requests)} prompts")
         submits: list[Submit] = []

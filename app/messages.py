@@ -50,7 +50,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     top: tuple[tuple[int, float], ...] = ()  # best first
 
 
-class Output(msgspec.Struct, array_like=True, omit_defaults=True):
+class Output(msgspec.Struct, array_like=True):
     """What one engine step adds to one sequence.
 
     An EOS or stop token is part of `tokens` (it was sampled, and usage counts it) and named by `stop_token`.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .errors import ModelNotFoundError
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")  # the hub's own limit on a name
 
 _log = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ def resolve_model(model: str) -> Path:
 
     A hub id's directory is the snapshot that refs/main names or, in a cache without refs/main, the only complete one.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = expand(model)
+    if os.path.isdir(path):
         return path
-    if path.is_file():
+    if os.path.isfile(path):
         if path.suffix.lower() == ".gguf":
             raise ModelNotFoundError(
                 f"{model}: a GGUF file is not served as it is; turn it into a snapshot with "
@@ -36,6 +36,13 @@ def resolve_model(model: str) -> Path:
     if not is_hub_id(model):
         raise ModelNotFoundError(f"{model}: no such directory")
     return _cached(model, hub_cache())
+
+
+def expand(text: str) -> Path:
+    """A path as a person writes it. One that cannot be (an unknown ~user, a name too long) is one that is not there:
+    `os.path` says so where `pathlib` raises.
+    """
+    return Path(os.path.expanduser(text))
 
 
 def is_hub_id(model: str) -> bool:

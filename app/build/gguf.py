@@ -29,6 +29,22 @@ _TYPES = (
     *("IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS", "I8", "I16", "I32", "I64", "F64", "IQ1_M", "BF16"),
 )
 _MAX_DIMENSIONS = 4
+# What the keys that we read must be; those of an architecture are checked where they are read.
+_KEYS: dict[str, str] = {
+    "general.architecture": "str",
+    "split.count": "int",
+    "tokenizer.ggml.model": "str",
+    "tokenizer.ggml.pre": "str",
+    "tokenizer.ggml.tokens": "list of str",
+    "tokenizer.ggml.token_type": "list of int",
+    "tokenizer.ggml.scores": "list of float",
+    "tokenizer.ggml.merges": "list of str",
+    "tokenizer.ggml.add_space_prefix": "bool",
+    **{f"tokenizer.ggml.add_{role}_token": "bool" for role in ("bos", "eos")},
+    **{f"tokenizer.ggml.{role}_token_id": "int" for role in ("bos", "eos", "eot", "eom", "unknown", "padding")},
+    "tokenizer.chat_template": "str",
+    "tokenizer.chat_templates": "list of str",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +146,7 @@ def _read(file: Path, cursor: _Cursor) -> GgufFile:
         raise _Invalid(f"the GGUF file {problem}, expected version 2 or 3 in little-endian")
     tensor_count, metadata_count = cursor.number("<Q"), cursor.number("<Q")
     metadata = _unique("metadata key", metadata_count, lambda: (cursor.text(), cursor.value(cursor.number("<I"))))
+    _check_kinds(metadata)
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise _Invalid(f"general.alignment is {alignment!r}, expected a power of two")
@@ -148,6 +165,18 @@ def _unique(what: str, count: int, read: Callable[[], tuple[str, Any]]) -> dict[
             raise _Invalid(f"{what} {name!r} stands twice")
         found[name] = value
     return found
+
+
+def _check_kinds(metadata: Mapping[str, Any]) -> None:
+    for key, expected in _KEYS.items():
+        value = metadata.get(key)
+        if value not in (None, []) and _kind(value) != expected:
+            raise _Invalid(f"its metadata's {key} is {repr(value)[:40]}, expected {expected}")
+
+
+def _kind(value: Any) -> str:
+    """ "int", "list of str": an array has items of one type."""
+    return f"list of {_kind(value[0])}" if isinstance(value, list) else type(value).__name__
 
 
 _Info = tuple[tuple[int, ...], int, int]  # shape, number of the encoding, offset in the data

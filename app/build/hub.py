@@ -47,4 +47,4 @@ def _failure(model: str, error: Exception) -> PilotlightError:
         return ModelNotFoundError(
             f"{model}: the hub has no such model, or it is private and needs HF_TOKEN ({reason})"
         )
-    return UnavailableError(f"{model}: cannot be downloaded ({reason})")
+    return UnavailableError(f"{model}: is no file or directory here, and cannot be downloaded ({reason})")

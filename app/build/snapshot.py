@@ -6,6 +6,7 @@ model/checkpoint.py for how a snapshot is read.
 
 import argparse
 import hashlib
+import os
 import signal
 import sys
 import time
@@ -26,6 +27,7 @@ from ..model.checkpoint import (
     read_manifest,
 )
 from ..model.safetensors import Header, plan_header
+from ..source import expand
 from .hub import NEEDS_EXTRA
 from .sources import Source, open_source
 from .writer import Report, check_space, replacing, write_document, write_json, write_weights
@@ -37,7 +39,7 @@ _HASH_BYTES = 4 * 1024 * 1024
 def command(argv: list[str]) -> int:
     """Runs `pilotlight build snapshot`. Returns the exit code; raises PilotlightError."""
     options = _parse(argv)
-    output = Path(options.output).expanduser().resolve()
+    output = Path(os.path.realpath(expand(options.output)))
     started = time.monotonic()
     previous = signal.signal(signal.SIGTERM, _terminated)
     try:
@@ -169,9 +171,9 @@ def _stands(output: Path, source: Source, manifest: Mapping[str, Any], force: bo
 
 
 def _difference(output: Path, source: Source, manifest: Mapping[str, Any]) -> str | None:
+    """What sets the snapshot that stands there apart, None for nothing: its data too is hashed."""
     try:
         standing = read_manifest(output)
-        open_checkpoint(output, source.description.tensors)
     except ModelDataError as error:
         return str(error)
     if standing.get("dtype") != manifest["dtype"]:
@@ -179,8 +181,16 @@ def _difference(output: Path, source: Source, manifest: Mapping[str, Any]) -> st
     recorded = standing.get("source")
     if not isinstance(recorded, dict) or recorded.get("files") != manifest["source"]["files"]:
         return f"made from {recorded.get('location') if isinstance(recorded, dict) else 'something else'}"
-    missing = [name for name in source.documents if not (output / name).is_file()]
-    return f"without {missing[0]}" if missing else None
+    for name, content in source.documents.items():
+        if not (output / name).is_file():
+            return f"without {name}"
+        if (output / name).read_bytes() != content:
+            return f"with another {name}"
+    try:
+        open_checkpoint(output, source.description.tensors, verify=True)
+    except ModelDataError as error:
+        return str(error)
+    return None
 
 
 def _hash(file: Path, report: Report) -> str:

@@ -1,17 +1,19 @@
 """What a snapshot can be made from, seen alike: a Hugging Face directory, a hub id, a GGUF file."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelDataError, ModelNotFoundError
-from ..model.checkpoint import MANIFEST, find_sources
+from ..model.checkpoint import MANIFEST, find_sources, untied
 from ..model.config import read_config
 from ..model.families import describe
 from ..model.spec import Description
-from ..source import is_hub_id
+from ..source import expand, is_hub_id
+from ..text.assets import load_text
 from . import gguf_model, gguf_tokenizer, hub
 from .gguf import read_gguf
 from .pieces import Piece
@@ -50,10 +52,10 @@ def open_source(source: str) -> Source:
 
     A hub id is downloaded first. Raises ModelDataError, ModelNotFoundError or UnavailableError.
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
+    path = expand(source)
+    if os.path.isdir(path):
         return _hugging_face(path, str(path))
-    if path.is_file():
+    if os.path.isfile(path):
         return _gguf(path)
     if not is_hub_id(source):
         raise ModelNotFoundError(f"{source}: no such file or directory")
@@ -64,23 +66,30 @@ def open_source(source: str) -> Source:
 def _hugging_face(directory: Path, location: str) -> Source:
     if (directory / MANIFEST).exists():
         raise ModelDataError(f"{directory}: is a snapshot already; it is served as it is")
-    description = describe(read_config(directory))
+    given = read_config(directory)
+    config = untied(directory, given)
+    description = describe(config)
     pieces = [
         tuple(Piece(it.file, it.entry.name, it.entry.dtype, it.entry.shape, it.entry.offset) for it in sources)
         for sources in find_sources(directory, description.tensors)
     ]
-    names = [str(file.relative_to(directory)) for pattern in DOCUMENTS for file in sorted(directory.glob(pattern))]
+    found = [file for pattern in DOCUMENTS for file in sorted(directory.glob(pattern)) if file.is_file()]
+    names = [str(file.relative_to(directory)) for file in found]
     if TOKENIZER not in names:
         raise ModelDataError(
             f"{directory / TOKENIZER}: is missing; other forms of a tokenizer are not read, make it with "
             "transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
+    load_text(directory)  # a snapshot of what cannot be read could not be served
+    documents = {name: _read(directory / name) for name in names}
+    if config is not given:
+        documents[CONFIG] = _json(config)
     files = {piece.file for sources in pieces for piece in sources} | {directory / name for name in names}
     return Source(
         location,
         description,
         pieces,
-        documents={name: (directory / name).read_bytes() for name in names},
+        documents=documents,
         files={str(file.relative_to(directory)): file for file in sorted(files)},
     )
 
@@ -100,6 +109,13 @@ def _gguf(file: Path) -> Source:
         documents[CHAT_TEMPLATE] = templates["default"].encode()
     pieces = gguf_model.find_pieces(gguf, config, description.tensors)
     return Source(str(file), description, pieces, documents, {file.name: file})
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ModelDataError(f"{file}: cannot be read: {error.strerror}") from None
 
 
 def _json(document: Mapping[str, Any]) -> bytes:

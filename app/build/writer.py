@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -29,11 +30,12 @@ def replacing(output: Path) -> Iterator[Path]:
     output = output.absolute()
     output.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(output)
-    partial = output.with_name(f"{output.name}.partial-{secrets.token_hex(4)}")
+    partial = _beside(output)
     partial.mkdir()
     descriptor = os.open(partial, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # NFS, for one, locks no directory
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield partial
         os.fsync(descriptor)
         _put_in_place(partial, output)
@@ -96,7 +98,7 @@ def _sync(out: Any) -> None:
 def _put_in_place(partial: Path, output: Path) -> None:
     """Renames; a directory that has content is moved aside first, and back if the rename fails."""
     if output.exists() and any(output.iterdir()):
-        aside = output.with_name(f"{output.name}.partial-{secrets.token_hex(4)}")
+        aside = _beside(output)
         output.rename(aside)
         try:
             partial.rename(output)
@@ -113,13 +115,21 @@ def _put_in_place(partial: Path, output: Path) -> None:
         os.close(parent)
 
 
+def _beside(output: Path) -> Path:
+    return output.with_name(f"{output.name}.partial-{secrets.token_hex(4)}")
+
+
 def _remove_abandoned(output: Path) -> None:
-    for directory in output.parent.glob(f"{output.name}.partial-*"):
-        descriptor = os.open(directory, os.O_RDONLY)
+    """Only what `_beside` can have named: "out.partial-mine" is somebody's own."""
+    for directory in output.parent.glob(f"{glob.escape(output.name)}.partial-{'[0-9a-f]' * 8}"):
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # gone meanwhile, or no directory
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue  # another build at work
+        except OSError:
+            continue  # another build at work, or no way to tell
         finally:
             os.close(descriptor)
-        shutil.rmtree(directory)
+        shutil.rmtree(directory, ignore_errors=True)

@@ -6,6 +6,7 @@ Hugging Face checkpoint as it lies on the hub (one extent for each source tensor
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ SNAPSHOT_FORMAT = 1
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _REBUILD = "build it again with `pilotlight build snapshot`"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Tensors that some tools save and nobody needs: the head of a tied model, tables that are computed.
-_HARMLESS = ("lm_head.weight", "rotary_emb.inv_freq", "rope_freqs.weight")
+_HARMLESS = (_HEAD, "rotary_emb.inv_freq", "rope_freqs.weight")
 _HASH_BYTES = 8 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
@@ -47,6 +49,29 @@ def open_checkpoint(directory: Path, tensors: Sequence[TensorSpec], *, verify: b
     if (directory / MANIFEST).exists() or (directory / SNAPSHOT_WEIGHTS).exists():
         return _open_snapshot(directory, tensors, verify)
     return _place(tensors, find_sources(directory, tensors))
+
+
+def untied(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """`config`, without its tie where a Hugging Face checkpoint has a head that differs from its embedding.
+
+    Then the head counts, as in transformers, and a warning says so.
+    """
+    if config.get("tie_word_embeddings") is not True or (directory / MANIFEST).exists():
+        return config
+    try:
+        files, headers = _headers(directory)
+        embedding, head = (_source(directory, name, files, headers) for name in (_EMBEDDING, _HEAD))
+    except ModelDataError:
+        return config  # there is no head, or what is wrong is told when the model's tensors are looked for
+    if _is_same(embedding, head):
+        return config
+    _log.warning(
+        "%s: config.json ties %r to the embedding, but its values differ: it is used, and nothing is tied "
+        "(tie_word_embeddings should be false)",
+        head.file,
+        _HEAD,
+    )
+    return config | {"tie_word_embeddings": False}
 
 
 def find_sources(directory: Path, tensors: Sequence[TensorSpec]) -> list[tuple[SourceTensor, ...]]:
@@ -117,7 +142,7 @@ def _headers(directory: Path) -> tuple[dict[str, Path], dict[Path, Header]]:
         files = read_index(directory)
         headers = {}
         for file in dict.fromkeys(files.values()):
-            if not file.exists():
+            if not os.path.exists(file):  # where pathlib raises for a name too long
                 raise ModelDataError(f"{file}: the shard is missing, but {INDEX_FILE} names it")
             headers[file] = read_header(file)
         return files, headers
@@ -132,7 +157,7 @@ def _source(directory: Path, name: str, files: Mapping[str, Path], headers: Mapp
     file = files.get(name)
     if file is None:
         where = INDEX_FILE if (directory / INDEX_FILE).exists() else SINGLE_FILE
-        hint = "; the model is not tied (tie_word_embeddings)" if name == "lm_head.weight" else ""
+        hint = "; the model is not tied (tie_word_embeddings)" if name == _HEAD else ""
         raise ModelDataError(f"{directory / where}: tensor {name!r} is missing, config.json asks for it{hint}")
     entry = headers[file].tensors.get(name)
     if entry is None:
@@ -142,6 +167,21 @@ def _source(directory: Path, name: str, files: Mapping[str, Path], headers: Mapp
             f"{file}: tensor {name!r} is of dtype {entry.dtype}, expected one of {', '.join(DTYPE_BYTES)}"
         )
     return SourceTensor(file, entry)
+
+
+def _is_same(first: SourceTensor, second: SourceTensor) -> bool:
+    if (first.entry.dtype, first.entry.shape) != (second.entry.dtype, second.entry.shape):
+        return False
+    with open(first.file, "rb") as one, open(second.file, "rb") as other:
+        one.seek(first.entry.offset)
+        other.seek(second.entry.offset)
+        left = first.entry.nbytes
+        while left > 0:
+            count = min(left, _HASH_BYTES)
+            if one.read(count) != other.read(count):
+                return False
+            left -= count
+    return True
 
 
 def _place(tensors: Sequence[TensorSpec], found: Iterable[tuple[SourceTensor, ...]]) -> Layout:

@@ -5,6 +5,7 @@ what was found and what was expected.
 """
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -13,6 +14,9 @@ from ..errors import ModelDataError
 from .spec import RopeScaling, RopeSpec
 
 CONFIG_FILE = "config.json"
+
+LARGEST_INTEGER = 2**31 - 1  # token ids, positions and sizes are int32 on the devices
+_MOST_LAYERS = 4096
 
 _SPELLINGS = {"su": "longrope"}  # the first name of Phi-3's scaling
 
@@ -50,18 +54,16 @@ class Config:
         return name in self._values and self._values[name] is None
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _wrong(name, value, "a whole number of at least 1")
-        return value
+        """A whole number from 1 to 2^31 - 1."""
+        return self._whole(name, default, 1, LARGEST_INTEGER)
+
+    def layers(self) -> int:
+        """`num_hidden_layers`. Each has a dozen tensors, so it is bounded before anything is made of it."""
+        return self._whole("num_hidden_layers", None, 1, _MOST_LAYERS)
 
     def count(self, name: str, default: int) -> int:
-        """A whole number of at least 0."""
-        value = self._get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise _wrong(name, value, "a whole number of at least 0")
-        return value
+        """A whole number from 0 to 2^31 - 1."""
+        return self._whole(name, default, 0, LARGEST_INTEGER)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A number above 0."""
@@ -103,6 +105,12 @@ class Config:
             return {}
         if not isinstance(value, dict):
             raise _wrong(name, value, "an object")
+        return value
+
+    def _whole(self, name: str, default: int | None, low: int, high: int) -> int:
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _wrong(name, value, f"a whole number from {low} to {high}")
         return value
 
     def _get(self, name: str, default: Any) -> Any:
@@ -164,7 +172,7 @@ def unsupported(what: str) -> ModelDataError:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 def _wrong(name: str, value: object, expected: str) -> ModelDataError:

@@ -12,7 +12,7 @@ from ..messages import TokenLogprob
 from ..settings import PAGE_SIZE, Settings
 from ..timeline import Timeline
 from . import decoder
-from .checkpoint import open_checkpoint
+from .checkpoint import open_checkpoint, untied
 from .config import read_config
 from .families import describe
 from .plan import Memory, Plan, activation_bytes, plan_pages
@@ -70,7 +70,7 @@ def load_model(directory: Path, settings: Settings, timeline: Timeline) -> Model
     Raises ModelDataError for files that are not what they should be, UnavailableError for what does not fit.
     """
     with timeline.span("config"):
-        description = describe(read_config(directory))
+        description = describe(untied(directory, read_config(directory)))
         spec = description.spec
         layout = open_checkpoint(directory, description.tensors, verify=settings.verify)
     device = NumpyDevice()

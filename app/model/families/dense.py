@@ -5,7 +5,7 @@ A family file calls `dense` with what is its own; everything here is read the sa
 
 from ...device.base import Activation
 from ...errors import ModelDataError
-from ..config import CONFIG_FILE, Config, read_rope, unsupported
+from ..config import CONFIG_FILE, LARGEST_INTEGER, Config, read_rope, unsupported
 from ..spec import Description, ModelSpec, RopeSpec, TensorSpec
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -82,7 +82,7 @@ def _scaled_limit(rope: RopeSpec, limit: int) -> int:
         return limit
     factor = dict(rope.parameters)["factor"]
     assert isinstance(factor, float)
-    return int(rope.original_max_position * factor)
+    return int(min(rope.original_max_position * factor, LARGEST_INTEGER))
 
 
 def _tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:

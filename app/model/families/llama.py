@@ -14,7 +14,7 @@ def describe(config: Config) -> Description:
         family="llama",
         num_kv_heads=config.integer("num_key_value_heads", config.integer("num_attention_heads")),
         max_position=2048,
-        windows=(None,) * config.integer("num_hidden_layers"),
+        windows=(None,) * config.layers(),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         mlp_bias=config.switch("mlp_bias", False),

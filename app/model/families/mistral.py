@@ -15,5 +15,5 @@ def describe(config: Config) -> Description:
         family="mistral",
         num_kv_heads=config.integer("num_key_value_heads", heads),
         max_position=131072,
-        windows=(window,) * config.integer("num_hidden_layers"),
+        windows=(window,) * config.layers(),
     )

@@ -15,7 +15,7 @@ def describe(config: Config) -> Description:
         family="qwen2",
         num_kv_heads=config.integer("num_key_value_heads", heads),
         max_position=32768,
-        windows=_windows(config, config.integer("num_hidden_layers")),
+        windows=_windows(config, config.layers()),
         qkv_bias=True,
     )
 

@@ -1,0 +1,107 @@
+"""What process 1 asks of the kernel: the listening socket, the file limit, the engine's process, its children.
+
+Apart because all of it happens before anything heavy is imported: this module may import the standard library's
+light modules and the messages, nothing else.
+"""
+
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ..errors import UnavailableError
+from ..messages import Start, encode
+from ..settings import Settings
+
+BACKLOG = 2048  # connections that may wait while the web stack is being imported
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A started engine: its process id and our end of the line."""
+
+    pid: int
+    line: socket.socket
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket. Raises UnavailableError where the address is not ours or is taken."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        dualstack = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dualstack)
+    except socket.gaierror as error:
+        reason = error.strerror
+    except UnicodeError:
+        reason = "no host name"
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)  # its own text repeats the address
+    raise UnavailableError(
+        f"cannot listen on {host}:{port} ({reason}); choose another --host or --port (0 picks a free one)"
+    )
+
+
+def address_of(listener: socket.socket) -> str:
+    """ "http://127.0.0.1:8000", as a client on this machine would write it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def raise_file_limit() -> None:
+    """One connection is one descriptor, and many images start with a soft limit of 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def engine_command() -> list[str]:
+    """How this interpreter runs the engine; `start_engine` appends the descriptor of its end of the line."""
+    root = __name__.partition(".")[0]  # "pilotlight", or "app" in the tree
+    # `python -m` puts the working directory in front of every library. Unless we came from there ourselves, a file
+    # that lies in it by chance (random.py) must not be imported by the engine.
+    safe = [] if os.getcwd() in sys.path or "" in sys.path else ["-P"]
+    return [sys.executable, *safe, "-m", f"{root}.engine"]
+
+
+def start_engine(command: Sequence[str], settings: Settings) -> EngineProcess:
+    """Starts the engine and tells it its settings.
+
+    It gets a process group of its own: Ctrl-C in a terminal is for the front, which drains first. It needs no
+    signal to follow the front into death: the line closes.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.set_inheritable(True)
+        pid = os.posix_spawn(
+            command[0],
+            [*command, str(theirs.fileno())],
+            os.environ,
+            setpgroup=0,
+            setsigmask=[],
+            setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGCHLD],
+        )
+    with suppress(OSError):  # it is dead already: the line's end will say so
+        ours.sendall(encode(Start(settings)))
+    return EngineProcess(pid, ours)
+
+
+def reap_orphans(keep: int) -> None:
+    """Collects what was left to process 1 by children that died before their own; `keep` is collected elsewhere."""
+    with suppress(ChildProcessError):
+        while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and dead.si_pid != keep:
+            os.waitpid(dead.si_pid, 0)
+
+
+def describe_exit(status: int) -> str:
+    """What waitpid's status says, for a person."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exited with code {code}"
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    hint = " (the kernel's answer when memory runs out)" if -code == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

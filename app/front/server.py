@@ -1,0 +1,158 @@
+"""Process 1 once its libraries are imported: the HTTP server's run, from the first connection to the exit code.
+
+the text side and the engine load --> serving --SIGTERM--> drain --> exit 0
+              |                          |
+              +--------------------------+-- failure --> every request is told --> its exit code
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from ..errors import PilotlightError
+from ..messages import Ready
+from ..settings import Settings
+from ..text.assets import load_text
+from ..timeline import Timeline, summary, waterfall
+from .app import build_app
+from .process import EngineProcess, address_of, reap_orphans
+from .service import Service, context_of
+from .supervisor import Supervisor, shutting_down
+
+IDLE_CONNECTION_SECONDS = 75  # more than load balancers keep theirs: 60, most often
+FLUSH_SECONDS = 1  # for the last bytes to leave
+
+log = logging.getLogger(__name__)
+
+
+class Server:
+    """Owns the event loop's tasks, the signals and the way out."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        names: Sequence[str],
+        command: Sequence[str],
+        process: EngineProcess,
+        listener: socket.socket,
+        timeline: Timeline,
+    ) -> None:
+        """`settings.model` is the resolved directory; `names` are the API's for it. Made on the running loop."""
+        self._settings = settings
+        self._listener = listener
+        self._timeline = timeline
+        self._address = address_of(listener)
+        self._told_to_stop = asyncio.Event()
+        self._supervisor = Supervisor(settings, command, process, self._announce)
+        self._service = Service(settings, names, self._supervisor)
+
+    async def run(self) -> int:
+        """Serves until it is told to stop; the exit code. Raises PilotlightError where it cannot go on."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_stop_signal)
+        if os.getpid() == 1:
+            loop.add_signal_handler(signal.SIGCHLD, lambda: reap_orphans(keep=self._supervisor.engine_pid))
+        web = _Uvicorn(
+            uvicorn.Config(
+                build_app(self._service),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=self._settings.log_level == "debug",
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=IDLE_CONNECTION_SECONDS,
+                timeout_graceful_shutdown=FLUSH_SECONDS,
+            )
+        )
+        serving = loop.create_task(web.serve(sockets=[self._listener]))
+        loading = loop.create_task(self._load())
+        stopping = loop.create_task(self._told_to_stop.wait())
+        log.info("listening at %s, loading %s", self._address, self._service.names[0])
+        try:
+            ends: set[asyncio.Future[Any]] = {stopping, self._supervisor.failure, serving}
+            await asyncio.wait({loading, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._supervisor.failure.done():
+                raise self._supervisor.failure.result()
+            await self._drain(self._settings.shutdown_timeout)
+        except PilotlightError:
+            await self._drain(0)
+            raise
+        finally:
+            loading.cancel()
+            stopping.cancel()
+            logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what it cuts off now has been told
+            web.should_exit = True
+            await serving
+            self._service.close()
+            await self._supervisor.close()
+        return 0
+
+    async def _load(self) -> None:
+        """Loads the text side beside the event loop, then listens to the engine, which has been loading meanwhile."""
+        service = self._service
+        with self._timeline.span("text"):
+            text = await service.in_pool(partial(load_text, Path(self._settings.model), self._settings.chat_template))
+        service.set_text(text)
+        await self._supervisor.attach()
+        if text.template is not None:
+            await service.in_pool(text.template.prepare)
+
+    async def _drain(self, seconds: float) -> None:
+        """Answers what runs, for so long at most, and turns everything else away."""
+        service, supervisor = self._service, self._supervisor
+        service.drain.begin()
+        service.stop_waiting()
+        if not await service.drain.idle(seconds):
+            supervisor.fail_all(shutting_down())
+            await service.drain.idle(FLUSH_SECONDS)
+
+    def _on_stop_signal(self) -> None:
+        if self._told_to_stop.is_set():
+            self._supervisor.kill()
+            os._exit(0)
+        self._service.drain.begin()
+        log.info(
+            "stopping: running requests get %g s; a second signal stops at once", self._settings.shutdown_timeout
+        )
+        self._told_to_stop.set()
+
+    def _announce(self, ready: Ready) -> None:
+        name = self._service.names[0]
+        if self._supervisor.restarts:
+            log.info("the engine is ready again")
+            return
+        spans = self._timeline.spans + ready.spans
+        log.info("%s", summary(spans))
+        if sys.stderr.isatty() or self._settings.log_level == "debug":
+            print("\n".join(waterfall(spans)), file=sys.stderr)
+        log.info(
+            "serving %s at %s (%s, %s, context %d tokens)",
+            name,
+            self._address,
+            ready.device,
+            ready.dtype,
+            context_of(ready),
+        )
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers: ours were there before it was imported, and drain first."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()

@@ -1,0 +1,83 @@
+"""The command: it names its subcommands, hands over, and fails in one line with the code of the failure's kind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pilotlight
+import pytest
+from pilotlight import cli, errors
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments: str, module: str = "pilotlight", **environ: str) -> "subprocess.CompletedProcess[str]":
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PILOTLIGHT_")}
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments], cwd=ROOT, env=inherited | environ, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("module", ["pilotlight", "app"])
+def test_version_is_the_package_s(module: str) -> None:
+    done = run("--version", module=module)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"pilotlight {pilotlight.__version__}\n", "")
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_names_every_subcommand(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([word])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert "serve MODEL" in out
+    assert "build snapshot SOURCE" in out
+
+
+def test_no_command_shows_the_usage() -> None:
+    done = run()
+    assert done.returncode == errors.EXIT_USAGE
+    assert done.stderr.startswith("pilotlight: no command was given\nusage: pilotlight COMMAND")
+
+
+@pytest.mark.parametrize("arguments", [["sreve"], ["build"], ["build", "house"]])
+def test_unknown_command_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == errors.EXIT_USAGE
+    assert f"unknown command {' '.join(arguments)!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["serve"], ["build", "snapshot"]])
+def test_subcommand_helps(command: list[str]) -> None:
+    done = run(*command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: pilotlight {' '.join(command)}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["serve"], errors.EXIT_USAGE, "no model was named"),
+        (["serve", "m", "--prot", "1"], errors.EXIT_USAGE, "did you mean --port?"),
+        (["serve", "m", "--tensor-parallel-size", "2"], errors.EXIT_USAGE, "this version runs on one device"),
+        (["serve", "./no/such/dir"], errors.EXIT_NO_INPUT, "no/such/dir"),
+        (["build", "snapshot", "./no/such/dir", "-o", "x"], errors.EXIT_NO_INPUT, "no/such/dir"),
+    ],
+)
+def test_expected_failure_is_one_line_and_a_code(arguments: list[str], code: int, said: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert done.stderr.startswith("pilotlight: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    kinds = errors.PilotlightError.__subclasses__()
+    codes = [kind.exit_code for kind in kinds if kind.__module__ == errors.__name__]
+    assert len(set(codes)) == len(codes) == 5
+    assert 0 not in codes
+    assert 1 not in codes
