@@ -25,10 +25,10 @@ def test_version_is_the_package_s(module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"pilotlight {pilotlight.__version__}\n", "")
 
 
-@pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_names_every_subcommand(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], ["build", "--help"]])
+def test_help_names_every_subcommand(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main([word])
+        cli.main(words)
     assert caught.value.code == 0
     out = capsys.readouterr().out
     assert "serve MODEL" in out
@@ -47,6 +47,16 @@ def test_unknown_command_is_refused(arguments: list[str], capsys: pytest.Capture
         cli.main(arguments)
     assert caught.value.code == errors.EXIT_USAGE
     assert f"unknown command {' '.join(arguments)!r}" in capsys.readouterr().err
+
+
+def test_interrupt_before_a_command_runs_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(arguments: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_dispatch", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["build", "snapshot"])
+    assert caught.value.code == 130
 
 
 @pytest.mark.parametrize("command", [["serve"], ["build", "snapshot"]])

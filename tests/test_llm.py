@@ -194,6 +194,23 @@ def test_chat(llm: LLM) -> None:
     assert continued.outputs[0].text == ANSWER_TEXT
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0}, [{"temperature": 0}], [None], "greedy", 1])
+def test_parameters_of_another_type_are_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(ParameterError, match="sampling_params: expected a SamplingParams"):
+        llm.generate("1", params)
+
+
+@pytest.mark.parametrize("messages", [{"role": "user", "content": "x"}, "hello", None, 5])
+def test_messages_of_another_type_are_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(ParameterError, match="messages: expected a list"):
+        llm.chat(messages)
+
+
+def test_template_variables_cannot_replace_arguments(llm: LLM) -> None:
+    with pytest.raises(ParameterError, match="chat_template_kwargs: 'tools'"):
+        llm.chat([{"role": "user", "content": "x"}], chat_template_kwargs={"tools": []})
+
+
 def test_D20_D21_chat_that_cannot_be(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(TemplateError, match="at least one message"):
         llm.chat([], greedy())

@@ -88,6 +88,29 @@ def test_asked_for_python_that_does_not_run_is_refused() -> None:
     )
 
 
+def test_folder_that_is_no_environment_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    done = in_bash("install build", VENV=str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"{tmp_path} is there and is no virtual environment; name another with VENV=DIR\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_environment_that_is_up_to_date_is_not_touched(tmp_path: Path) -> None:
+    """Only what is missing is installed: nothing, where the stamp fits and has every extra asked for."""
+    (tmp_path / "pyvenv.cfg").touch()
+    (tmp_path / "bin").mkdir()
+    write_script(tmp_path / "bin" / "python", 'echo "$*" >&2')
+    fresh = in_bash("install build test", VENV=str(tmp_path))
+    assert fresh.stderr.splitlines()[-1] == "-m pip install -c constraints.txt -e .[build,test]"
+    assert in_bash("install test", VENV=str(tmp_path)).stderr == ""
+    more = in_bash("install test reference", VENV=str(tmp_path))
+    assert more.stderr.splitlines()[-1] == "-m pip install -c constraints.txt -e .[build,test,reference]"
+    (tmp_path / ".installed").write_text("of another constraints.txt\nbuild,test,reference\n")
+    changed = in_bash("install build", VENV=str(tmp_path))
+    assert changed.stderr.splitlines()[-1] == "-m pip install -c constraints.txt -e .[build]"
+
+
 # --- the demo model ------------------------------------------------------------------------------------------
 
 

@@ -191,3 +191,24 @@ def test_misshapen_tensor_is_named(tmp_path: Path) -> None:
     tensors["model.layers.1.mlp.up_proj.weight"] = np.zeros((128, 32), np.float32)
     with pytest.raises(ModelDataError, match=r"m\.gguf: tensor 'blk\.1\.ffn_up\.weight' has shape \[128, 32\]"):
         pieces_of(read_gguf(write_gguf(tmp_path / "m.gguf", LLAMA, tensors)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("split.count", "x", "int"),
+        ("tokenizer.ggml.pre", ["gpt-2"], "str"),
+        ("tokenizer.ggml.tokens", "x", "list of str"),
+        ("tokenizer.ggml.tokens", [1, 2], "list of str"),
+        ("tokenizer.ggml.token_type", 1, "list of int"),
+        ("tokenizer.ggml.merges", [1], "list of str"),
+        ("tokenizer.ggml.eos_token_id", [1], "int"),
+        ("tokenizer.ggml.eot_token_id", True, "int"),
+        ("tokenizer.ggml.add_bos_token", "yes", "bool"),
+        ("tokenizer.chat_templates", 1, "list of str"),
+    ],
+)
+def test_metadata_of_another_type_is_refused(key: str, value: Any, expected: str, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", LLAMA, {}, metadata=byte_metadata() | {key: value})
+    with pytest.raises(ModelDataError, match=rf"m\.gguf: its metadata's {key} is .*, expected {expected}$"):
+        read_gguf(file)

@@ -243,13 +243,28 @@ def lose_tokenizer(source: Path, output: Path) -> str:
     return "without tokenizer.json"
 
 
+def other_config(source: Path, output: Path) -> str:
+    (output / "config.json").write_text("{")
+    return "with another config.json"
+
+
+def flipped_bit(source: Path, output: Path) -> str:
+    content = bytearray((output / "weights.safetensors").read_bytes())
+    content[-1] ^= 1
+    (output / "weights.safetensors").write_bytes(content)
+    return "its data differs"
+
+
 def older_format(source: Path, output: Path) -> str:
     manifest = json.loads((output / "manifest.json").read_text())
     (output / "manifest.json").write_text(json.dumps(manifest | {"format": 0}))
     return "snapshot format 0"
 
 
-@pytest.mark.parametrize("change", [change_weights, change_tokenizer, cut_weights, lose_tokenizer, older_format])
+@pytest.mark.parametrize(
+    "change",
+    [change_weights, change_tokenizer, cut_weights, lose_tokenizer, other_config, flipped_bit, older_format],
+)
 def test_another_snapshot_is_replaced_by_force_only(change: Any, tiny: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     build_snapshot(str(tiny), output)
@@ -278,6 +293,17 @@ def test_directory_that_is_no_snapshot_is_never_replaced(force: bool, tiny: Path
         with pytest.raises(UsageError, match=f"{name}: is there and is not a snapshot"):
             build_snapshot(str(tiny), tmp_path / name, force=force)
     assert (tmp_path / "home" / "letter.txt").read_text() == "dear"
+
+
+def test_H01_a_head_that_differs_from_the_embedding_is_taken_along(tmp_path: Path) -> None:
+    tied = llama_config(tie_word_embeddings=True)
+    build_snapshot(str(write_checkpoint(tmp_path / "both", tied, TENSORS)), tmp_path / "out")
+    assert_same(stored(tmp_path / "out"), fused(TENSORS))
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == CONFIG
+    equal = TENSORS | {"lm_head.weight": TENSORS["model.embed_tokens.weight"]}
+    build_snapshot(str(write_checkpoint(tmp_path / "equal", tied, equal)), tmp_path / "tied")
+    assert "head.weight" not in stored(tmp_path / "tied")
+    assert json.loads((tmp_path / "tied" / "config.json").read_text()) == tied
 
 
 def test_empty_directory_and_missing_parents_are_filled(tiny: Path, tmp_path: Path) -> None:

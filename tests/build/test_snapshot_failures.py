@@ -1,5 +1,6 @@
 """A build that fails, is interrupted or finds no room leaves one line, the right exit code, and all as it was."""
 
+import errno
 import os
 import resource
 import signal
@@ -68,13 +69,36 @@ def test_H20_tokenizer_of_another_form(tiny: Path, tmp_path: Path) -> None:
         build_snapshot(str(tiny), tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer.json", "", "is not a tokenizer.json"),
+        ("tokenizer.json", None, "is missing"),
+        ("tokenizer_config.json", "{", "is not JSON"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id is"),
+        ("chat_template.jinja", b"\xff", "is not UTF-8"),
+    ],
+)
+def test_documents_that_could_not_be_served(
+    name: str, content: str | bytes | None, reason: str, tiny: Path, tmp_path: Path
+) -> None:
+    if content is None:
+        (tiny / name).unlink()
+        (tiny / name).mkdir()
+    else:
+        (tiny / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ModelDataError, match=rf"tiny/{name}: .*{reason}"):
+        build_snapshot(str(tiny), tmp_path / "out")
+    assert beside(tmp_path / "out") == []
+
+
 def test_snapshot_is_not_a_source(tiny: Path, tmp_path: Path) -> None:
     build_snapshot(str(tiny), tmp_path / "out")
     with pytest.raises(ModelDataError, match="is a snapshot already"):
         build_snapshot(str(tmp_path / "out"), tmp_path / "again")
 
 
-@pytest.mark.parametrize("source", ["./nothing", "/no/such/model.gguf", "a/b/c"])
+@pytest.mark.parametrize("source", ["./nothing", "/no/such/model.gguf", "a/b/c", "~nobody-of-that-name/x", "x" * 300])
 def test_source_that_is_not_there(source: str, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=f"^{source}: no such file or directory$"):
         build_snapshot(source, tmp_path / "out")
@@ -188,13 +212,39 @@ def test_failed_rename_puts_the_old_one_back(tiny: Path, tmp_path: Path, monkeyp
 
 
 def test_what_a_killed_build_left_is_removed_and_a_living_one_is_not(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "out.partial-dead").mkdir()
-    (tmp_path / "out.partial-dead" / "weights.safetensors").write_bytes(b"half")
-    with writer.replacing(tmp_path / "out") as living:
-        (living / "file").write_text("x")
-        build_snapshot(str(tiny), tmp_path / "out")
-        assert beside(tmp_path / "out") == ["out", living.name]
-        assert (living / "file").exists()
+    for output in (tmp_path / "out", tmp_path / "o[u]t"):
+        dead = tmp_path / f"{output.name}.partial-00c0ffee"
+        dead.mkdir()
+        (dead / "weights.safetensors").write_bytes(b"half")
+        with writer.replacing(output) as living:
+            (living / "file").write_text("x")
+            build_snapshot(str(tiny), output)
+            assert beside(output) == [output.name, living.name]
+            assert (living / "file").exists()
+
+
+def test_what_others_keep_beside_the_output_stays(tiny: Path, tmp_path: Path) -> None:
+    """Only a directory that a build can have named is taken for a killed build's."""
+    (tmp_path / "out.partial-mine").mkdir()
+    (tmp_path / "out.partial-mine" / "letter.txt").write_text("dear")
+    (tmp_path / "out.partial-0000000a").write_text("a file")
+    (tmp_path / "out.partial-0000000b").symlink_to(tmp_path / "out.partial-mine")
+    build_snapshot(str(tiny), tmp_path / "out")
+    names = ["out", "out.partial-0000000a", "out.partial-0000000b", "out.partial-mine"]
+    assert beside(tmp_path / "out") == names
+    assert (tmp_path / "out.partial-mine" / "letter.txt").read_text() == "dear"
+
+
+def test_file_system_without_locks(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS, where a directory cannot be locked: it builds, and removes nothing that may be another's."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(writer.fcntl, "flock", refuse)
+    (tmp_path / "out.partial-00c0ffee").mkdir()
+    assert build_snapshot(str(tiny), tmp_path / "out")
+    assert beside(tmp_path / "out") == ["out", "out.partial-00c0ffee"]
 
 
 def test_two_builds_at_once_both_end_well(tiny: Path, tmp_path: Path) -> None:
