@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pilotlight
 import pytest
+
+import pilotlight
 from pilotlight import cli, errors
 
 ROOT = Path(__file__).parent.parent

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pilotlight import LLM, SamplingParams
 from pilotlight.errors import ModelDataError, UsageError
 from pilotlight.llm import RequestOutput
 from pilotlight.params import ParameterError
 from pilotlight.text.template import TemplateError
-
 from tests.models import CHATML, llama_config, llama_tensors, write_chain, write_checkpoint, write_tiny
 from tests.tokenizers import byte_tokenizer
 

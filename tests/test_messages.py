@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pilotlight import messages
 from pilotlight.messages import (
     Abort,

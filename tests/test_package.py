@@ -13,9 +13,9 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import pilotlight
 import pytest
 
+import pilotlight
 from tests.distributions import PYPROJECT, runtime
 from tests.models import write_chain
 from tests.tokenizers import byte_tokenizer

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+
 from pilotlight.errors import ModelDataError, UsageError
 from pilotlight.messages import Sampling
 from pilotlight.params import ParameterError, SamplingParams, check_prompt, generation_defaults, to_sampling

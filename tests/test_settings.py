@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from pilotlight.errors import UsageError
 from pilotlight.settings import FIELDS, Settings, default_of, env_name, flag, from_args, from_kwargs, is_switch
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from pilotlight.errors import ModelNotFoundError
 from pilotlight.source import hub_cache, is_hub_id, resolve_model
 

@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from pilotlight.messages import Span
 from pilotlight.timeline import Timeline, process_start, summary, waterfall
 

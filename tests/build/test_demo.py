@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+
 from pilotlight.build.gguf import GgufFile, read_gguf
 from pilotlight.build.gguf_model import config_of, find_pieces, generation_config_of
 from pilotlight.build.gguf_tokenizer import chat_templates_of, tokenizer_config_of, tokenizer_of
 from pilotlight.model.families import describe
-from tokenizers import Tokenizer
-
 from tests.build import demo
 
 pytestmark = pytest.mark.skipif(not demo.GGUF.exists(), reason="scripts/get_demo_model has not been run")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+
 from pilotlight.build.encodings import ENCODINGS, block_size, decode, encode
 from pilotlight.build.quants import BLOCKS
 from pilotlight.device.layout import WeightDtype

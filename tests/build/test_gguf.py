@@ -7,12 +7,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+
 from pilotlight.build import gguf_model
 from pilotlight.build.gguf import GgufFile, read_gguf
 from pilotlight.build.pieces import Piece
 from pilotlight.errors import ModelDataError
 from pilotlight.model.families import describe
-
 from tests.build.gguf_files import byte_metadata, dequantized, write_gguf
 from tests.models import llama_config, llama_tensors
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+
 from pilotlight.build.gguf import GgufFile
 from pilotlight.build.gguf_tokenizer import chat_templates_of, tokenizer_config_of, tokenizer_of
 from pilotlight.errors import ModelDataError
-from tokenizers import Tokenizer
-
 from tests.build.gguf_files import byte_metadata
 from tests.tokenizers import byte_tokenizer
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from pilotlight.build import pieces
 from pilotlight.build.pieces import Piece
 from pilotlight.device.layout import WeightDtype
 from pilotlight.errors import ModelDataError
-
 from tests.build.gguf_files import dequantized, permute
 from tests.build.test_encodings import random_blocks
 

@@ -8,11 +8,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+
 from pilotlight.build.gguf import GgufFile, read_gguf
 from pilotlight.build.gguf_tokenizer import tokenizer_of
 from pilotlight.build.quants import BLOCKS
-from tokenizers import Tokenizer
-
 from tests.build import demo
 from tests.build.gguf_files import (
     add_tensor,

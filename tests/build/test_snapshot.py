@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors
+from safetensors.numpy import load_file, save_file
+
 from pilotlight.build.snapshot import build_snapshot, command
 from pilotlight.errors import UsageError
 from pilotlight.model.families import describe
-from safetensors.numpy import load_file, save_file
-
 from tests.build.gguf_files import byte_metadata, dequantized, write_gguf
 from tests.build.tiny import CONFIG, TENSORS, beside
 from tests.hostile.files import safetensors_bytes, write

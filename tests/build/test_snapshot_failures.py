@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from pilotlight.build import snapshot as snapshot_module
 from pilotlight.build import writer
 from pilotlight.build.snapshot import build_snapshot, command
 from pilotlight.errors import ModelDataError, ModelNotFoundError, PilotlightError, UnavailableError, UsageError
-
 from tests.build.tiny import CONFIG, TENSORS, beside
 from tests.hostile.files import HOSTILE, write
 from tests.models import write_checkpoint, write_tiny

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+
 from pilotlight.device.host import available_bytes, usable_cpus
 
 GB = 10**9

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from pilotlight.device import numpy_attention
 from pilotlight.device.base import AttentionShape, Batch
 from pilotlight.device.numpy_attention import PagedAttention

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from pilotlight.device.numpy_device import NumpyDevice
 
 DEVICE = NumpyDevice()

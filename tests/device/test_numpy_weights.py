@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from pilotlight.device.layout import Extent, Layout, Placed
 from pilotlight.device.numpy_weights import load_weights, loaded_bytes
 from pilotlight.errors import ModelDataError

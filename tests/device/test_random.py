@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pilotlight.device.random import bits_of, bits_of_all, exponentials, stream_key, uniforms
 
+from pilotlight.device.random import bits_of, bits_of_all, exponentials, stream_key, uniforms
 from tests.device import chi_square
 
 U64 = st.integers(0, 2**64 - 1)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
 from pilotlight.device.base import SampleRow
 from pilotlight.device.random import bits_of_all, stream_key
 from pilotlight.device.sampling import sample, score, threshold
 from pilotlight.messages import Sampling
-
 from tests.device import chi_square
 
 LOGITS = np.array([1.5, 0.2, -0.4, 2.0, 0.9, -1.3, 0.0, 1.1, -2.2, 0.6, -0.1, 1.7], np.float32)

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+
 from pilotlight.model.model import Model, load_model
 from pilotlight.settings import from_kwargs
 from pilotlight.timeline import Timeline
-
 from tests.models import write_chain, write_tiny
 
 CHAIN = tuple(range(97, 123))  # a to z, and again

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+
 from pilotlight.device.base import Batch, Sampled
 from pilotlight.device.random import stream_key
 from pilotlight.engine.engine import Engine

@@ -3,10 +3,10 @@
 import gc
 
 import pytest
+
 from pilotlight.engine.engine import Engine
 from pilotlight.engine.sequence import Sequence
 from pilotlight.messages import Output
-
 from tests.engine.oracle import Collector, Oracle, drain, engine_of, expected, next_token, run_all, submit
 
 

@@ -3,6 +3,7 @@
 from array import array
 
 import pytest
+
 from pilotlight.engine.pages import ROOT, IntegrityError, PagePool
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pilotlight.messages import Submit
 
+from pilotlight.messages import Submit
 from tests.engine.oracle import Collector, Oracle, drain, engine_of, expected, submit
 
 # Prompts are made of few different blocks, so that they share prefixes, whole or in part.

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from pilotlight.engine.engine import Engine
 from pilotlight.messages import Submit
 from pilotlight.model.model import Model
-
 from tests.engine.conftest import CHAIN, load
 from tests.engine.oracle import Collector, drain, engine_of, run_all, submit
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+
 from pilotlight.engine.engine import Engine
 from pilotlight.engine.pages import IntegrityError
-
 from tests.engine.oracle import Collector, Oracle, drain, engine_of, expected, run_all, submit
 
 

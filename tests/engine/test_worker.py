@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pilotlight.engine import worker
 from pilotlight.engine.engine import Engine
 from pilotlight.messages import (
@@ -33,7 +34,6 @@ from pilotlight.messages import (
 )
 from pilotlight.settings import Settings, from_kwargs
 from pilotlight.timeline import Timeline
-
 from tests.engine.conftest import CHAIN
 from tests.engine.oracle import Collector, Oracle, engine_of, expected, submit
 

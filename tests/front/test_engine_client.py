@@ -5,6 +5,7 @@ import socket
 from typing import Any
 
 import pytest
+
 from pilotlight.front.engine_client import Channel, EngineClient
 from pilotlight.messages import (
     Abort,

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from pilotlight import __version__
 
+from pilotlight import __version__
 from tests.front.servers import ServerProcess, metric, sse, stream
 from tests.models import write_tiny
 

@@ -1,6 +1,7 @@
 """Histograms and numbers as Prometheus' text format defines them."""
 
 import pytest
+
 from pilotlight.front.metrics import Histogram, Metrics, _escape, _number
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from pilotlight.errors import UnavailableError
 from pilotlight.front.process import (
     address_of,

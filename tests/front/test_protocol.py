@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 import pytest
+
 from pilotlight.front import protocol
 from pilotlight.front.errors import ApiError
 from pilotlight.front.protocol import ChatRequest, CompletionRequest, decode, parse_chat, parse_completion

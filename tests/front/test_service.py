@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from pilotlight.front.errors import ApiError
 from pilotlight.front.service import context_of, encode
 from pilotlight.messages import Ready

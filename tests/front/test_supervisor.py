@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from pilotlight.errors import EngineDiedError
 from pilotlight.front import supervisor as supervisor_module
 from pilotlight.front.engine_client import Channel
@@ -19,7 +20,6 @@ from pilotlight.front.process import start_engine
 from pilotlight.front.supervisor import Supervisor
 from pilotlight.messages import Output, Sampling, Submit
 from pilotlight.settings import Settings
-
 from tests.front.servers import fake_command
 
 

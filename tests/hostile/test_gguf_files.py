@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from pilotlight.build.gguf import read_gguf
 from pilotlight.errors import ModelDataError
-
 from tests.hostile.files import LFS_POINTER, write
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import safetensors
+
 from pilotlight.errors import ModelDataError
 from pilotlight.model.checkpoint import open_checkpoint
 from pilotlight.model.safetensors import read_header
 from pilotlight.model.spec import TensorSpec
-
 from tests.hostile.files import HOSTILE, VALID, safetensors_bytes, write
 
 WANTED = [TensorSpec("embed.weight", (4,), ("a",))]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from pilotlight.device.base import Batch, SampleRow
 from pilotlight.messages import Sampling
 from pilotlight.model import decoder

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
 from pilotlight.build.snapshot import build_snapshot
 from pilotlight.device.layout import DATA_ALIGNMENT, TENSOR_ALIGNMENT, Layout
 from pilotlight.errors import ModelDataError
 from pilotlight.model.checkpoint import open_checkpoint
 from pilotlight.model.families import describe
 from pilotlight.model.spec import TensorSpec
-from safetensors.numpy import load_file, save_file
-
 from tests.models import llama_config, llama_tensors, write_checkpoint
 
 CONFIG = llama_config()

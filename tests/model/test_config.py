@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+
 from pilotlight.errors import ModelDataError
 from pilotlight.model.config import Config, read_config, read_rope
 

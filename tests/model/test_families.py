@@ -1,10 +1,10 @@
 """From a config.json to a description: what each family makes of its fields, and what is refused by name."""
 
 import pytest
+
 from pilotlight.errors import ModelDataError
 from pilotlight.model.families import describe
 from pilotlight.model.spec import TensorSpec
-
 from tests.models import llama_config
 
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}

@@ -5,13 +5,13 @@ import os
 
 import numpy as np
 import pytest
+
 from pilotlight.device.numpy_device import NumpyDevice
 from pilotlight.errors import ModelDataError, UnavailableError, UsageError
 from pilotlight.messages import Sampling
 from pilotlight.model.model import load_model
 from pilotlight.settings import PAGE_SIZE, from_kwargs
 from pilotlight.timeline import Timeline
-
 from tests.hostile.files import safetensors_bytes
 from tests.model.cases import LENGTHS, TOLERANCE, config_of, prompt_of, tensors_of
 from tests.model.harness import Runner, load

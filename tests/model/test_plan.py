@@ -3,10 +3,10 @@
 import logging
 
 import pytest
+
 from pilotlight.errors import UnavailableError, UsageError
 from pilotlight.model.families import describe
 from pilotlight.model.plan import Memory, Plan, activation_bytes, plan_pages
-
 from tests.models import llama_config
 
 MB = 10**6

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from pilotlight.model.config import Config, read_rope
 from pilotlight.model.rope import inverse_frequencies, rotary_table
 from pilotlight.model.spec import RopeSpec

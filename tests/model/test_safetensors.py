@@ -8,10 +8,11 @@ import pytest
 import safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
 from pilotlight.device.layout import DATA_ALIGNMENT, DTYPE_BYTES, TENSOR_ALIGNMENT
 from pilotlight.errors import ModelDataError
 from pilotlight.model.safetensors import FILLER_PREFIX, Header, TensorEntry, plan_header, read_header
-from safetensors.numpy import load_file, save_file
 
 tables = st.dictionaries(
     st.text(min_size=1, max_size=12).filter(lambda name: name != "__metadata__" and not name.startswith("filler.")),

@@ -1,10 +1,10 @@
 import json
 
 import pytest
+
 from pilotlight.errors import ModelDataError, UsageError
 from pilotlight.text.assets import load_text
 from pilotlight.text.template import TemplateError
-
 from tests.tokenizers import byte_tokenizer, metaspace_tokenizer
 
 HI = [{"role": "user", "content": "hi"}]

@@ -1,9 +1,9 @@
 import json
 
 import pytest
+
 from pilotlight.text.conversation import TemplateError, Traits, shape
 from pilotlight.text.template import ChatTemplate
-
 from tests.text.conversations import SPECIAL_TOKENS, call, template
 
 USER = {"role": "user", "content": "u"}

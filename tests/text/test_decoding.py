@@ -1,6 +1,7 @@
 import pytest
-from pilotlight.text.decoding import ByteScheme, PieceScheme, WholeScheme, incomplete_suffix, read_scheme
 from tokenizers import pre_tokenizers
+
+from pilotlight.text.decoding import ByteScheme, PieceScheme, WholeScheme, incomplete_suffix, read_scheme
 
 REPLACE = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
 FALLBACK, FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}

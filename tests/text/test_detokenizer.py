@@ -5,11 +5,11 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders
+
 from pilotlight.text.decoding import ByteScheme, PieceScheme, WholeScheme
 from pilotlight.text.detokenizer import Detokenizer
 from pilotlight.text.tokenizer import Tokenizer
-from tokenizers import AddedToken, decoders
-
 from tests.tokenizers import byte_tokenizer, metaspace_tokenizer
 
 PIECES = ["\u2581Hello", "\u2581world", "\u2581", "\u2581\u2581", "a", "中", "x\u2581y", "\u2581a", "<0xGG>"]

@@ -3,6 +3,7 @@ from datetime import datetime
 
 import jinja2
 import pytest
+
 from pilotlight.text import sandbox
 
 

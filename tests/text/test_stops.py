@@ -2,6 +2,7 @@ import time
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pilotlight.text.stops import StopMatcher
 
 LETTERS = st.text(alphabet="abc", max_size=12)

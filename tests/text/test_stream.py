@@ -1,9 +1,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pilotlight.text.stream import TextStream, settled_text
 from pilotlight.text.tokenizer import Tokenizer
-
 from tests.tokenizers import byte_tokenizer, metaspace_tokenizer
 
 BYTE = byte_tokenizer(["foo\nbar", "baz", " é"])

@@ -1,9 +1,9 @@
 import json
 
 import pytest
+
 from pilotlight.errors import PilotlightError
 from pilotlight.text.template import ChatTemplate, TemplateError
-
 from tests.text.conversations import (
     CONVERSATIONS,
     DATE,

@@ -3,10 +3,10 @@ import threading
 import time
 
 import pytest
-from pilotlight.errors import ModelDataError
-from pilotlight.text.tokenizer import Tokenizer
 from tokenizers import AddedToken, processors
 
+from pilotlight.errors import ModelDataError
+from pilotlight.text.tokenizer import Tokenizer
 from tests.tokenizers import byte_tokenizer, metaspace_tokenizer
 
 
