@@ -5,19 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.models import write_tiny
+from tests.models import write_chain
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "bench_serving"
 
 
 def test_it_measures_a_server_that_it_starts(tmp_path: Path) -> None:
-    model, report = write_tiny(tmp_path / "tiny"), tmp_path / "report" / "cpu.json"
-    options = ["--streams", "1", "3", "--prompt-tokens", "20", "--output-tokens", "5", "--rounds", "2"]
+    model = write_chain(tmp_path / "chain", range(97, 123), loop=True)  # each token is text, so each is an event
+    report = tmp_path / "report" / "cpu.json"
+    options = ["--streams", "1", "3", "--prompt-tokens", "20", "--output-tokens", "30", "--rounds", "2"]
     command = [sys.executable, SCRIPT, model, *options, "-o", report, "--", "--max-num-seqs", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     result = json.loads(report.read_text())
-    assert result["model"] == "tiny"
+    assert result["model"] == "chain"
     assert result["command"].startswith("scripts/bench_serving ")
     assert list(result["streams"]) == ["pilotlight"]
     for entry in result["streams"]["pilotlight"].values():
@@ -31,7 +32,7 @@ def test_it_measures_a_server_that_it_starts(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_start_is_shown_with_its_log(tmp_path: Path) -> None:
-    model = write_tiny(tmp_path / "tiny")
+    model = write_chain(tmp_path / "chain", [97])
     command = [sys.executable, SCRIPT, model, "--", "--max-num-seqs", "none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1

@@ -185,14 +185,14 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, Sampling, list[int], list[int]]:
     logits = np.array(draw(st.lists(st.floats(-15, 15, width=32), min_size=vocab, max_size=vocab)), np.float32)
     ids = st.integers(0, vocab - 1)
     parameters = sampling(
-        temperature=draw(st.sampled_from([0.2, 0.7, 1.0, 1.9])),
+        temperature=draw(st.sampled_from([0.3, 0.7, 1.0, 1.9])),
         top_k=draw(st.sampled_from([0, 1, 2, 5, vocab - 1, vocab, vocab + 1, 9_999_999])),
         top_p=draw(st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.01])),
         min_p=draw(st.sampled_from([0.0, 0.001, 0.1, 0.9])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.2, 0.8])),
         presence_penalty=draw(st.sampled_from([0.0, 0.5, -1.0])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.5, -0.3])),
-        logit_bias=tuple(draw(st.dictionaries(ids, st.floats(-100, 100, width=32), max_size=3)).items()),
+        logit_bias=tuple(draw(st.dictionaries(ids, st.floats(-40, 40, width=32), max_size=3)).items()),
         min_tokens=draw(st.sampled_from([0, 3])),
         eos_token_ids=(0,),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
@@ -203,17 +203,18 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, Sampling, list[int], list[int]]:
 
 
 def away_from_boundaries(values: list[float], parameters: Sampling) -> bool:
-    """Whether rounding to fp32 can move no token over the edge of a filter."""
+    """Whether rounding to fp32 can move no token over the edge of a filter. Nothing here underflows in double."""
     largest = max(values)
-    finite = sorted((value - largest for value in values if value > -math.inf), reverse=True)
-    if any(0 < above - below < 1e-4 for above, below in itertools.pairwise(finite)):
+    if any(0 < above - below < 1e-4 for below, above in itertools.pairwise(sorted(values))):
         return False  # equal in fp32 perhaps, though not here
+    finite = sorted((value - largest for value in values if value > -math.inf), reverse=True)
     kept = [value for value in finite if value >= finite[: parameters.top_k][-1]] if parameters.top_k else finite
-    weights = np.exp(np.array(kept) / parameters.temperature)
+    likelihoods = np.array(kept) / parameters.temperature
+    weights = np.exp(likelihoods)
     mass = np.cumsum(weights) / weights.sum()
     if np.abs(mass - parameters.top_p).min() < 1e-5 and parameters.top_p < 1:
         return False
-    return not parameters.min_p or np.abs(np.log(weights) - math.log(parameters.min_p)).min() > 1e-4
+    return not parameters.min_p or np.abs(likelihoods - math.log(parameters.min_p)).min() > 1e-4
 
 
 @settings(max_examples=300, deadline=None)
@@ -223,7 +224,6 @@ def test_filters_keep_the_reference_support(case: tuple[np.ndarray, Sampling, li
     values = adjusted(logits, parameters, prompt, output)
     assume(away_from_boundaries(values, parameters))
     expected = probabilities(logits, parameters, prompt, output)
-    assume(expected[expected > 0].min() > 1e-30)
     as_fp32 = np.array(values, np.float32)
     least = threshold(as_fp32, as_fp32.max(), parameters)
     kept = np.flatnonzero(as_fp32 >= (-np.inf if least is None else least))

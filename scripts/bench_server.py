@@ -1,0 +1,154 @@
+"""What scripts/bench_serving starts and talks to: a server in processes of its own, over HTTP, and its memory."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# Work-arounds for old BLAS libraries that some machines set; they slow numpy's down. Removed for both sides.
+REMOVED_ENVIRONMENT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in REMOVED_ENVIRONMENT}
+START_TIMEOUT = 300.0  # s, for a server to accept connections
+
+
+class Server:
+    """`pilotlight serve` in processes of its own, until `stop`."""
+
+    def __init__(self, model: str, flags: list[str], log: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.model = model
+        self.log = log
+        command = [sys.executable, "-m", "pilotlight", "serve", model, "--port", str(port), *flags]
+        self.started = time.monotonic()
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(command, env=ENVIRONMENT, stdout=output, stderr=output)
+        self.address = ("127.0.0.1", port)
+
+    def connect(self) -> None:
+        """Returns as soon as the port accepts, which is before the engine is ready: requests are held until then."""
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(self.address, timeout=10):
+                return
+            if self.process.poll() is not None or time.monotonic() - self.started > START_TIMEOUT:
+                self.stop()
+                raise SystemExit(f"the server did not start:\n{self.log.read_text()[-4000:]}")
+            time.sleep(0.001)
+
+    def processes(self) -> dict[str, psutil.Process]:
+        front = psutil.Process(self.process.pid)
+        (engine,) = (child for child in front.children() if any("engine" in word for word in child.cmdline()))
+        return {"front": front, "engine": engine}
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class Stream:
+    first: float  # time of the first text
+    last: float  # of the last, or of the reason for the end
+    tokens: int
+
+
+async def complete(url: str, body: dict[str, Any]) -> Stream:
+    """One streamed completion. Times are CLOCK_MONOTONIC seconds."""
+    parts = urllib.parse.urlsplit(url)
+    payload = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**22)
+    try:
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+        )
+        writer.write(head.encode() + payload)
+        status = await reader.readline()
+        while (await reader.readline()).strip():
+            pass
+        if b" 200 " not in status:
+            raise SystemExit(f"the server answered {status.decode().strip()}: {(await reader.read()).decode()}")
+        first, last, tokens = 0.0, 0.0, 0
+        buffer = b""
+        while size := int(await reader.readline(), 16):
+            buffer += (await reader.readexactly(size + 2))[:-2]
+            *events, buffer = buffer.split(b"\n\n")
+            for event in events:
+                data = event.removeprefix(b"data: ")
+                if event.startswith(b":") or data == b"[DONE]":  # a comment keeps a slow connection alive
+                    continue
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise SystemExit(f"the server answered {chunk['error']}")
+                if chunk.get("usage"):
+                    tokens = chunk["usage"]["completion_tokens"]
+                if chunk["choices"]:
+                    last = time.monotonic()
+                    first = first or last
+        return Stream(first, last, tokens)
+    finally:
+        writer.close()
+
+
+async def load(url: str, model: str, prompts: list[list[int]], tokens: int) -> tuple[float, list[Stream]]:
+    """All prompts at once; the start and each one's times."""
+    common = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    start = time.monotonic()
+    streams = await asyncio.gather(*(complete(url, common | {"prompt": prompt}) for prompt in prompts))
+    for stream in streams:
+        if stream.tokens != tokens:
+            raise SystemExit(f"a stream had {stream.tokens} tokens of {tokens}")
+    return start, streams
+
+
+async def served_model(url: str) -> str:
+    parts = urllib.parse.urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(f"GET /v1/models HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+    body = (await reader.read()).partition(b"\r\n\r\n")[2]
+    writer.close()
+    return str(json.loads(body)["data"][0]["id"])
+
+
+def memory(pid: int) -> dict[str, float]:
+    """Of one process, in MB: the peak of its resident set, and what is resident and proportional now."""
+    fields: dict[str, float] = {}
+    for source, names in (("status", ("VmHWM", "RssAnon")), ("smaps_rollup", ("Rss", "Pss", "Pss_Anon"))):
+        for line in Path(f"/proc/{pid}/{source}").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in names:
+                fields[name] = round(int(value.split()[0]) / 1000, 1)
+    return {
+        "peak_rss_mb": fields["VmHWM"],
+        "rss_mb": fields["Rss"],
+        "pss_mb": fields["Pss"],
+        "anonymous_mb": fields["RssAnon"],
+    }
+
+
+async def peak_memory(server: Server, prompts: list[list[int]], tokens: int) -> dict[str, dict[str, float]]:
+    """The largest of each figure while the streams run, looked at ten times a second: outside the timed rounds."""
+    peaks: dict[str, dict[str, float]] = {}
+    running = asyncio.ensure_future(load(server.url, await served_model(server.url), prompts, tokens))
+    while not running.done():
+        for name, process in server.processes().items():
+            now = memory(process.pid)
+            peaks[name] = {key: max(value, peaks.get(name, now)[key]) for key, value in now.items()}
+        await asyncio.wait([running], timeout=0.1)
+    await running
+    return peaks
