@@ -77,13 +77,16 @@ class LLM:
         self._text = load_text(directory, self.settings.chat_template)
         self._defaults = generation_defaults(self._text.generation)
         self._model = load_model(directory, self.settings, Timeline("engine"))
-        self._engine = Engine(
+        self._engine = self._new_engine()
+        self._next_id = 0
+
+    def _new_engine(self) -> Engine:
+        return Engine(
             self._model,
             max_num_seqs=self.settings.max_num_seqs,
             max_num_batched_tokens=self.settings.max_num_batched_tokens,
             enable_prefix_caching=self.settings.enable_prefix_caching,
         )
-        self._next_id = 0
 
     def get_tokenizer(self) -> Tokenizer:
         return self._text.tokenizer
@@ -207,7 +210,7 @@ class LLM:
             raise ParameterError(name, error.reason) from None
 
     def _answer(self, submits: list[Submit], answers: "dict[int, _Answer]", bar: "_Bar") -> None:
-        """Runs the engine until every answer is whole. Whatever interrupts it leaves the engine empty."""
+        """Runs the engine until every answer is whole. Whatever interrupts it leaves an empty engine."""
         try:
             for submit in submits:
                 self._engine.submit(submit)
@@ -219,8 +222,11 @@ class LLM:
                         if output.finish is None:  # behind a stop string, of which the engine knows nothing
                             self._engine.abort([output.id])
                 bar.update(len(submits) - len(answers), sum(len(output.tokens) for output in outputs))
+        except BaseException:
+            # Ctrl-C comes between any two bytecodes: the engine's books may be half written. Weights and pages stay.
+            self._engine = self._new_engine()
+            raise
         finally:
-            self._engine.abort(answers)
             bar.close()
 
 

@@ -21,6 +21,7 @@ PAGE_SIZE = 16  # tokens in a KV page
 PLATFORM_ENV = {"port": "PORT"}
 
 
+_LARGEST = 2**63 - 1  # of the integers that cross to the engine
 Positive = Annotated[int, Meta(ge=1)]
 
 
@@ -66,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     tensor_parallel_size: Annotated[int, Meta(description="devices that share the model; 1 so far", ge=1)] = 1
     seed: Annotated[
-        Annotated[int, Meta(ge=0, le=2**63 - 1)] | None,
+        Annotated[int, Meta(ge=0, le=_LARGEST)] | None,
         Meta(description="makes requests that bring no seed repeatable too"),
     ] = None
     chat_template: Annotated[str | None, Meta(description="file of a chat template that replaces the model's")] = None
@@ -98,6 +99,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Checks what one field alone cannot say. Raises UsageError."""
         if not self.model:
             raise UsageError("no model was named: pass a directory or a hub id, or set PILOTLIGHT_MODEL")
+        for name in FIELDS:
+            value = getattr(self, name)
+            if isinstance(value, int) and value > _LARGEST:
+                raise UsageError(f"{flag(name)} (or {env_name(name)}) {value}: expected int <= {_LARGEST}")
+            try:
+                msgspec.msgpack.encode(value)
+            except UnicodeEncodeError:  # bytes of a command line that are no text
+                raise UsageError(f"{flag(name)} (or {env_name(name)}): expected UTF-8") from None
+        if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):
+            raise UsageError(
+                "--api-key (or PILOTLIGHT_API_KEY) is empty, or begins or ends with blanks, which no request's header "
+                "can carry; leave it out to serve without a key"
+            )
         if self.tensor_parallel_size > 1:
             raise UsageError(
                 f"--tensor-parallel-size {self.tensor_parallel_size}: this version runs on one device; use 1"

@@ -71,7 +71,7 @@ def _cached(model: str, cache: Path) -> Path:
         )
     reference = repository / "refs" / "main"
     if reference.is_file():
-        snapshot = repository / "snapshots" / reference.read_text().strip()
+        snapshot = repository / "snapshots" / reference.read_text(errors="replace").strip()
         problem = _problem(snapshot)
         if problem:
             raise ModelNotFoundError(f"{snapshot}: {problem}; complete it with `hf download {model}`")

@@ -267,6 +267,24 @@ def test_an_interrupted_call_leaves_the_engine_empty(llm: LLM, monkeypatch: pyte
     assert texts(llm.generate("1", greedy())) == [ANSWER_TEXT]
 
 
+def test_an_interrupt_in_the_middle_of_the_books_leaves_an_engine_that_works(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C can come anywhere: here after pages were taken and before they are a sequence's."""
+    pool = llm._engine.scheduler.pool
+    take = pool.take
+
+    def interrupted(count: int) -> list[int]:
+        take(count)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["1", "2"], greedy())
+    llm._engine.check_integrity()
+    assert texts(llm.generate("1", greedy())) == [ANSWER_TEXT]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -150,6 +150,26 @@ def test_refusal_names_flag_variable_value_and_what_was_expected(name: str, text
         assert expected in line.partition(": ")[2]
 
 
+@pytest.mark.parametrize("name", [name for name in VALUED if isinstance(EXAMPLES[name][1], int)])
+def test_number_that_the_line_to_the_engine_cannot_carry_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{flag(name)} .*: expected int <= "):
+        from_args(["m", f"{flag(name)}={2**63}"], {})
+
+
+@pytest.mark.parametrize("name", [name for name in VALUED if isinstance(EXAMPLES[name][1], str | tuple)])
+def test_bytes_that_are_no_text_are_refused(name: str) -> None:
+    text = os.fsdecode(b"\xff\xfe")
+    with pytest.raises(UsageError, match=rf"^{flag(name)} .*: expected ") as caught:
+        from_args([f"{flag(name)}={text}", "m"] if name != "model" else [text], {})
+    str(caught.value).encode()
+
+
+@pytest.mark.parametrize("key", ["", "  ", "k\n", " k"])
+def test_a_key_that_no_request_can_carry_is_refused(key: str) -> None:
+    with pytest.raises(UsageError, match="^--api-key .*leave it out"):
+        from_args(["m", "--api-key", key], {})
+
+
 def test_api_key_is_not_repeated_in_a_refusal() -> None:
     with pytest.raises(UsageError) as caught:
         from_kwargs(model="m", api_key=b"secret")

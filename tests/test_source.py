@@ -74,7 +74,12 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         resolve_model(str(file))
 
 
-@pytest.mark.parametrize("name", ["./missing", "/no/such/dir", "a/b/c", "../x", "~/no-such-model", "owner/na me"])
+CANNOT_BE = ["~nobody-of-that-name/x", "x" * 300, "a/" + "x" * 300]
+
+
+@pytest.mark.parametrize(
+    "name", ["./missing", "/no/such/dir", "a/b/c", "../x", "~/no-such-model", "owner/na me", *CANNOT_BE]
+)
 def test_a_path_that_is_not_there_is_not_looked_up_in_the_cache(name: str, cache: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"no such directory$"):
         resolve_model(name)
@@ -153,6 +158,13 @@ def test_J13_broken_link_is_named(cache: Path, main: bool) -> None:
 def test_J13_refs_main_without_its_snapshot(cache: Path) -> None:
     shutil.rmtree(add(cache, FIRST, WHOLE, main=True))
     with pytest.raises(ModelNotFoundError, match=f"{FIRST}: is missing; complete it with `hf download acme/tiny`"):
+        resolve_model("acme/tiny")
+
+
+def test_J13_damaged_refs_main(cache: Path) -> None:
+    add(cache, FIRST, WHOLE, main=True)
+    (cache / "models--acme--tiny" / "refs" / "main").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelNotFoundError, match="is missing; complete it with"):
         resolve_model("acme/tiny")
 
 

@@ -76,6 +76,9 @@ def config_of(gguf: GgufFile) -> dict[str, Any]:
         config["mlp_bias"] = "blk.0.ffn_gate.bias" in gguf.tensors
     if head_dim:
         config["head_dim"] = head_dim
+    rotated = read.integer("rope.dimension_count", head_dim)
+    if head_dim and rotated != head_dim:
+        raise ModelDataError(f"{gguf.file}: rotates {rotated} of {head_dim} numbers a head: this is not supported")
     scaling = _rope_scaling(gguf, read, config)
     if scaling:
         config["rope_scaling"] = scaling

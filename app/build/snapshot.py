@@ -23,6 +23,7 @@ from ..model.checkpoint import (
     SNAPSHOT_FORMAT,
     SNAPSHOT_WEIGHTS,
     hash_header,
+    is_snapshot,
     open_checkpoint,
     read_manifest,
 )
@@ -162,7 +163,7 @@ def _stands(output: Path, source: Source, manifest: Mapping[str, Any], force: bo
     """Whether `output` is already what is to be made. Raises UsageError where it is anything else and in the way."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
-    if not output.is_dir() or not (output / MANIFEST).exists():
+    if not output.is_dir() or not (output / MANIFEST).exists() or not is_snapshot(output):
         raise UsageError(f"{output}: is there and is not a snapshot; choose another directory or remove it")
     difference = _difference(output, source, manifest)
     if difference and not force:

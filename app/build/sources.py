@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelDataError, ModelNotFoundError
-from ..model.checkpoint import MANIFEST, find_sources, untied
+from ..model.checkpoint import find_sources, is_snapshot, untied
 from ..model.config import read_config
 from ..model.families import describe
 from ..model.spec import Description
@@ -64,7 +64,7 @@ def open_source(source: str) -> Source:
 
 
 def _hugging_face(directory: Path, location: str) -> Source:
-    if (directory / MANIFEST).exists():
+    if is_snapshot(directory):
         raise ModelDataError(f"{directory}: is a snapshot already; it is served as it is")
     given = read_config(directory)
     config = untied(directory, given)

@@ -53,7 +53,7 @@ def check_space(output: Path, needed: int) -> None:
         place = place.parent
     free = shutil.disk_usage(place).free
     if free < needed:
-        raise UnavailableError(f"{place}: {free / 1e9:.1f} GB are free, the snapshot needs {needed / 1e9:.1f} GB")
+        raise UnavailableError(f"{place}: {free / 1e6:,.1f} MB are free, the snapshot needs {needed / 1e6:,.1f} MB")
 
 
 def write_weights(file: Path, header: Header, source: Source, dtype: WeightDtype, report: Report) -> str:

@@ -40,13 +40,23 @@ class SourceTensor:
     entry: TensorEntry
 
 
+def is_snapshot(directory: Path) -> bool:
+    """Whether `directory` is a snapshot, whole or not. Other projects too have a file called manifest.json."""
+    if (directory / SNAPSHOT_WEIGHTS).exists():
+        return True
+    try:
+        return "pilotlight" in _read_json(directory / MANIFEST)
+    except ModelDataError:
+        return False
+
+
 def open_checkpoint(directory: Path, tensors: Sequence[TensorSpec], *, verify: bool = False) -> Layout:
     """The layout of a snapshot, or of a Hugging Face checkpoint, that holds exactly the model that `tensors` say.
 
     With `verify` a snapshot's data is hashed too (a Hugging Face checkpoint carries no hash). Raises ModelDataError
     naming file and tensor.
     """
-    if (directory / MANIFEST).exists() or (directory / SNAPSHOT_WEIGHTS).exists():
+    if is_snapshot(directory):
         return _open_snapshot(directory, tensors, verify)
     return _place(tensors, find_sources(directory, tensors))
 
@@ -56,7 +66,7 @@ def untied(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
 
     Then the head counts, as in transformers, and a warning says so.
     """
-    if config.get("tie_word_embeddings") is not True or (directory / MANIFEST).exists():
+    if config.get("tie_word_embeddings") is not True or is_snapshot(directory):
         return config
     try:
         files, headers = _headers(directory)

@@ -15,18 +15,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..device.base import Float32
+from ..errors import ModelDataError
+from .config import CONFIG_FILE
 from .spec import RopeSpec
 
 Float64 = NDArray[np.float64]
 
 
 def rotary_table(rope: RopeSpec, length: int) -> tuple[Float32, Float32]:
-    """cos and sin of the angles, times the attention factor: [length, dim / 2] each."""
-    frequencies, attention_factor = inverse_frequencies(rope, length)
-    # Angles are rounded to fp32, as transformers has them: the tables of long contexts differ otherwise.
-    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
-    factor = np.float32(attention_factor)
-    return np.cos(angles) * factor, np.sin(angles) * factor
+    """cos and sin of the angles, times the attention factor: [length, dim / 2] each.
+
+    Raises ModelDataError for parameters of which no numbers come.
+    """
+    try:
+        with np.errstate(over="raise", invalid="raise", divide="ignore"):
+            frequencies, attention_factor = inverse_frequencies(rope, length)
+            # Angles are rounded to fp32, as transformers has them: the tables of long contexts differ otherwise.
+            angles = np.arange(length, dtype=np.float32)[:, None] * frequencies.astype(np.float32)
+            factor = np.float32(attention_factor)
+            return np.cos(angles) * factor, np.sin(angles) * factor
+    except ArithmeticError:
+        raise ModelDataError(
+            f"{CONFIG_FILE}: no angles come of rope_theta {rope.theta:g} and the {rope.scaling} rope's parameters"
+        ) from None
 
 
 def inverse_frequencies(rope: RopeSpec, length: int) -> tuple[Float64, float]:

@@ -193,6 +193,13 @@ def test_misshapen_tensor_is_named(tmp_path: Path) -> None:
         pieces_of(read_gguf(write_gguf(tmp_path / "m.gguf", LLAMA, tensors)))
 
 
+def test_partial_rotary_is_refused(tmp_path: Path) -> None:
+    more = {"llama.attention.key_length": 16, "llama.rope.dimension_count": 8}
+    file = write_gguf(tmp_path / "m.gguf", LLAMA, llama_tensors(LLAMA), metadata=byte_metadata() | more)
+    with pytest.raises(ModelDataError, match="rotates 8 of 16 numbers a head"):
+        gguf_model.config_of(read_gguf(file))
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

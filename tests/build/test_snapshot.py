@@ -288,8 +288,11 @@ def test_snapshot_of_another_dtype_is_another_snapshot(tiny: Path, tmp_path: Pat
 def test_directory_that_is_no_snapshot_is_never_replaced(force: bool, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")
+    (tmp_path / "home" / "manifest.json").write_text('{"name": "of an application"}')
     (tmp_path / "file").write_text("x")
-    for name in ("home", "file", "tiny"):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "weights.safetensors").write_text("of another tool")
+    for name in ("home", "file", "tiny", "other"):
         with pytest.raises(UsageError, match=f"{name}: is there and is not a snapshot"):
             build_snapshot(str(tiny), tmp_path / name, force=force)
     assert (tmp_path / "home" / "letter.txt").read_text() == "dear"

@@ -134,7 +134,7 @@ def test_missing_extra_is_one_line(tiny: Path, tmp_path: Path, monkeypatch: pyte
 def test_full_disk_is_seen_before_writing(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = type("Usage", (), {"free": 1000})
     monkeypatch.setattr(writer.shutil, "disk_usage", lambda place: free)
-    with pytest.raises(UnavailableError, match=r"0\.0 GB are free, the snapshot needs 0\.0 GB"):
+    with pytest.raises(UnavailableError, match=r"0\.0 MB are free, the snapshot needs 0\.5 MB"):
         build_snapshot(str(tiny), tmp_path / "out")
     assert beside(tmp_path / "out") == []
 

@@ -112,6 +112,12 @@ def test_parts_of_a_fused_tensor_must_agree_in_dtype(tmp_path: Path) -> None:
         open_checkpoint(directory, SPECS)
 
 
+def test_manifest_of_something_else_is_no_snapshot(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "plain", CONFIG, TENSORS)
+    (directory / "manifest.json").write_text('{"name": "of an application"}')
+    assert_holds(open_checkpoint(directory, SPECS), SPECS, TENSORS)
+
+
 def test_H01_tied_model_with_a_head_in_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     specs = describe(llama_config(tie_word_embeddings=True)).tensors
     with caplog.at_level(logging.DEBUG):

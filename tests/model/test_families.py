@@ -110,6 +110,7 @@ def test_position_limit_defaults_as_in_transformers(changes, limit):
         ({"type": "dynamic", "factor": 2.0}, 512),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
         ({"type": "yarn", "factor": 4.0}, 1024),
+        ({"type": "linear", "factor": 1e308}, 2**31 - 1),
         (
             {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
             | {"original_max_position_embeddings": 32},
@@ -164,6 +165,9 @@ def refused(match):
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected a whole number from 1 to 4096"),
+        ({"hidden_size": 10**400}, "hidden_size is 10*, expected"),
+        ({"rope_theta": 10**400}, "rope_theta is 10*, expected"),
         ({"vocab_size": "320"}, 'vocab_size is "320", expected'),
         (SLIDING | {"layer_types": ["sliding_attention"]}, "layer_types has 1 entries .*; expected 2"),
         (

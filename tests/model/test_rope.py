@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from pilotlight.errors import ModelDataError
 from pilotlight.model.config import Config, read_rope
 from pilotlight.model.rope import inverse_frequencies, rotary_table
 from pilotlight.model.spec import RopeSpec
@@ -30,6 +31,28 @@ def test_table():
         for pair in (0, 5, 31):
             assert cos[position, pair] == pytest.approx(math.cos(position * PLAIN[pair]), abs=1e-5)
             assert sin[position, pair] == pytest.approx(math.sin(position * PLAIN[pair]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        RopeSpec(DIM, 1.0, "yarn", 64, (("factor", 2.0), ("truncate", 1.0))),
+        RopeSpec(2, THETA, "dynamic", 64, (("factor", 2.0),)),
+        rope("longrope", 1, **LONGROPE),
+        rope("longrope", 64, **LONGROPE | {"short_factor": (1e-300,) * 32}),
+    ],
+)
+def test_parameters_of_which_no_angles_come_are_refused(without):
+    with pytest.raises(ModelDataError, match=rf"^config\.json: no angles come of .* the {without.scaling} rope's"):
+        rotary_table(without, 32)
+
+
+def test_llama3_whose_bands_meet():
+    """Nothing is blended then; the formula's quotient is infinite and no warning comes of it."""
+    cos, _ = rotary_table(rope("llama3", 64, factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0), 32)
+    turns = [64 * frequency / (2 * math.pi) for frequency in PLAIN]
+    expected = [frequency / (1 if turn > 4 else 8) for frequency, turn in zip(PLAIN, turns, strict=True)]
+    assert cos[31] == pytest.approx([math.cos(31 * frequency) for frequency in expected], abs=1e-5)
 
 
 def test_attention_factor_scales_the_table():
