@@ -16,6 +16,7 @@ from .messages import Sampling
 
 MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_STOP_STRINGS = 16  # OpenAI allows 4; each costs a comparison per token
+MAX_STOP_LENGTH = 1024  # characters; each costs the front a step of preparation
 MAX_TEMPERATURE = 2.0
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
@@ -51,7 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0  # 0, -1 or anything from the vocabulary's size up: no limit
     min_p: float = 0.0  # 0 to 1
     seed: int | None = None  # 64 bits, signed; None draws one
-    stop: str | Sequence[str] | None = None  # at most 16 strings, none empty
+    stop: str | Sequence[str] | None = None  # at most 16 strings of 1 to 1024 characters
     stop_token_ids: Sequence[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -113,7 +114,7 @@ def to_sampling(
     `room` is what the context leaves for the answer (see `check_prompt`): it bounds max_tokens. `default_seed` is
     the server's own, for requests that bring none; with neither, a seed is drawn.
     """
-    stop_token_ids = tuple(int(token) for token in params.stop_token_ids or ())
+    stop_token_ids = tuple({int(token): None for token in params.stop_token_ids or ()})
     for token in stop_token_ids:
         _check_token("stop_token_ids", token, vocab_size)
     logit_bias = {int(token): float(bias) for token, bias in (params.logit_bias or {}).items()}
@@ -134,7 +135,7 @@ def to_sampling(
         frequency_penalty=float(params.frequency_penalty),
         repetition_penalty=float(params.repetition_penalty),
         logit_bias=tuple(logit_bias.items()),
-        min_tokens=int(params.min_tokens),
+        min_tokens=min(int(params.min_tokens), room),
         stop_token_ids=stop_token_ids,
         eos_token_ids=tuple(token for token in eos_token_ids if 0 <= token < vocab_size),
         ignore_eos=params.ignore_eos,
@@ -198,6 +199,9 @@ def _check_stop_strings(stop: object) -> None:
         raise ParameterError("stop", f"at most {MAX_STOP_STRINGS} stop strings are taken, got {len(stop)}")
     if "" in stop:
         raise ParameterError("stop", "a stop string is empty")
+    longest = max(map(len, stop), default=0)
+    if longest > MAX_STOP_LENGTH:
+        raise ParameterError("stop", f"a stop string has {longest} characters, at most {MAX_STOP_LENGTH} are taken")
 
 
 def _check_items(field: str, tokens: object) -> None:

@@ -82,7 +82,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         25.0
     )
     startup_timeout: Annotated[
-        float, Meta(description="seconds that a request waits for the engine before 503", gt=0)
+        float, Meta(description="seconds that the engine may take to load; requests wait for it meanwhile", gt=0)
     ] = 600.0
     engine_timeout: Annotated[
         float, Meta(description="seconds that one engine step may take; a longer one is a hang, and kills it", gt=0)
@@ -103,14 +103,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             value = getattr(self, name)
             if isinstance(value, int) and value > _LARGEST:
                 raise UsageError(f"{flag(name)} (or {env_name(name)}) {value}: expected int <= {_LARGEST}")
-            try:
-                msgspec.msgpack.encode(value)
-            except UnicodeEncodeError:  # bytes of a command line that are no text
-                raise UsageError(f"{flag(name)} (or {env_name(name)}): expected UTF-8") from None
         if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):
             raise UsageError(
-                "--api-key (or PILOTLIGHT_API_KEY) is empty, or begins or ends with blanks, which no request's header "
-                "can carry; leave it out to serve without a key"
+                "--api-key (or PILOTLIGHT_API_KEY) is empty, or has a blank at an end, which no header carries; "
+                "leave it out to serve without a key"
             )
         if self.tensor_parallel_size > 1:
             raise UsageError(
@@ -160,7 +156,8 @@ def from_args(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> 
     for name in FIELDS:
         for variable in (env_name(name), PLATFORM_ENV.get(name)):
             text = environ.get(variable, "") if variable else ""
-            if text:
+            # Kubernetes sets PILOTLIGHT_PORT=tcp://... beside a service of that name.
+            if text and not (name == "port" and text.startswith("tcp://")):
                 values[name] = _split(name, text)
                 break
     values.update(_parse_flags(argv))
@@ -201,6 +198,9 @@ def _parse_flags(argv: Sequence[str]) -> dict[str, Any]:
 
 def _convert(values: dict[str, Any], *, strict: bool) -> Settings:
     values.setdefault("model", "")
+    for name, value in values.items():
+        if not _is_text(value):
+            raise UsageError(f"{flag(name)} (or {env_name(name)}): expected UTF-8")
     try:
         return msgspec.convert(values, Settings, strict=strict).validate()
     except msgspec.ValidationError as error:
@@ -213,12 +213,18 @@ def _convert(values: dict[str, Any], *, strict: bool) -> Settings:
         raise UsageError(f"{flag(name)} (or {env_name(name)}) {shown}: {expected}; {help_of(name)}") from None
 
 
+def _is_text(value: Any) -> bool:
+    """False for bytes of a command line that are not UTF-8: Python has them as lone surrogates."""
+    parts = value if isinstance(value, tuple) else (value,)
+    return all(part.encode(errors="replace").decode() == part for part in parts if isinstance(part, str))
+
+
 def _expected(name: str, message: str) -> str:
     """msgspec's wording made plain: "expected int >= 1", "expected one of auto, cpu"."""
     kind = FIELDS[name].__origin__
     if get_origin(kind) is Literal:
         return "expected one of " + ", ".join(get_args(kind))
-    message = message.replace("`", "")
+    message = message.replace("`", "").partition(", got ")[0].removesuffix(" | null")
     return message[:1].lower() + message[1:]
 
 
@@ -245,5 +251,5 @@ def _help_line(name: str) -> str:
 def _nearest(word: str, words: list[str]) -> str:
     import difflib
 
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""

@@ -41,7 +41,7 @@ THIRD_PARTY = {
     "msgspec": {"settings", "messages", "params", "front", "engine", "device", "build", "llm"},
     "numpy": {"engine", "model", "device", "build"},
     "orjson": {"front", "text", "model", "build"},
-    "safetensors": set(),
+    "safetensors": {"build"},
     "starlette": {"front"},
     "tokenizers": {"text", "build"},
     "tqdm": {"build", "llm"},

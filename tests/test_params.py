@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pilotlight.errors import ModelDataError, UsageError
-from pilotlight.messages import Sampling
+from pilotlight.messages import Sampling, Submit, decode_to_engine, encode
 from pilotlight.params import ParameterError, SamplingParams, check_prompt, generation_defaults, to_sampling
 
 VOCAB = 320
@@ -146,16 +146,34 @@ def test_C19_max_tokens_is_bounded_by_the_context() -> None:
     assert refused(min_tokens=-1) == "min_tokens"
 
 
+@pytest.mark.parametrize("huge", [2**63, 2**64, 10**100])
+@pytest.mark.parametrize("field", SamplingParams.__struct_fields__)
+def test_a_number_without_bounds_is_refused_or_fits_the_line(field: str, huge: int) -> None:
+    arguments: dict[str, Any] = {"max_tokens": None} | {field: huge}
+    if field in ("max_tokens", "min_tokens", "top_k"):
+        submit = Submit(1, [1], sampling(**arguments))
+        assert decode_to_engine(encode(submit)[4:]) == submit
+    else:
+        assert refused(**arguments) == field
+
+
+def test_min_tokens_is_bounded_by_the_context() -> None:
+    assert sampling(max_tokens=None, min_tokens=10**30, room=100).min_tokens == 100
+    assert sampling(max_tokens=10**30, min_tokens=10**30, room=100).min_tokens == 100
+
+
 def test_stop_strings() -> None:
     assert SamplingParams().stop_strings == ()
     assert SamplingParams(stop="a").stop_strings == ("a",)
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
-    for value in ("", ["a", ""], ["a"] * 17, [1], 5, {"a": 1}):
+    assert SamplingParams(stop="a" * 1024).stop_strings == ("a" * 1024,)
+    for value in ("", ["a", ""], ["a"] * 17, [1], 5, {"a": 1}, ["a", "a" * 1025]):
         assert refused(stop=value) == "stop"
 
 
 def test_H19_stop_token_ids_are_of_the_model() -> None:
     assert sampling(stop_token_ids=[300, 5]).stop_token_ids == (300, 5)
+    assert sampling(stop_token_ids=[300, 5] * 1000).stop_token_ids == (300, 5)
     for value in ([VOCAB], [-1], [1.5], [True], "5", 5):
         assert refused(stop_token_ids=value) == "stop_token_ids"
 

@@ -1,5 +1,6 @@
 """Settings: every flag and variable sets its field, what is wrong is refused in one line, the docs fit."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,9 @@ def test_platform_port_comes_after_ours() -> None:
     assert from_args(["m"], {"PORT": "8080", "PILOTLIGHT_PORT": "9000"}).port == 9000
     assert from_args(["m"], {"PORT": "8080", "PILOTLIGHT_PORT": ""}).port == 8080
     assert from_args(["m", "--port", "1"], {"PORT": "8080", "PILOTLIGHT_PORT": "9000"}).port == 1
+    # What Kubernetes tells a pod beside a service that is called pilotlight.
+    assert from_args(["m"], {"PILOTLIGHT_PORT": "tcp://10.0.0.1:8000"}).port == 8000
+    assert from_args(["m"], {"PILOTLIGHT_PORT": "tcp://10.0.0.1:8000", "PORT": "8080"}).port == 8080
 
 
 @pytest.mark.parametrize("text", ["1", "true", "True", "TRUE"])
@@ -137,6 +141,7 @@ def test_other_words_for_a_switch_are_refused() -> None:
         ("kv_cache_memory_bytes", "8GB", "int"),
         ("seed", "-1", "0"),
         ("seed", "9223372036854775808", "9223372036854775807"),
+        ("seed", "abc", "expected int; "),
         ("startup_timeout", "0", "0"),
         ("shutdown_timeout", "-1", "0"),
         ("device", "tpu", "one of auto, cpu"),
@@ -166,7 +171,7 @@ def test_bytes_that_are_no_text_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("key", ["", "  ", "k\n", " k"])
 def test_a_key_that_no_request_can_carry_is_refused(key: str) -> None:
-    with pytest.raises(UsageError, match="^--api-key .*leave it out"):
+    with pytest.raises(UsageError, match=r"^--api-key .*leave it out"):
         from_args(["m", "--api-key", key], {})
 
 

@@ -39,5 +39,6 @@ def build_app(service: Service) -> Starlette:
             Exception: on_unexpected,
         },
     )
+    app.router.redirect_slashes = False  # a redirect would name http:// behind a proxy that speaks TLS
     app.state.service = service
     return app

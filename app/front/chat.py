@@ -38,7 +38,7 @@ async def chat_completions(request: Request) -> Response:
         ready=ready,
         priority=chat.priority,
         arrived=arrived,
-        prompt_field="messages",
+        field_names={"prompt": "messages", "logprobs": "top_logprobs"},
     )
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "", "created": int(time.time()), "model": chat.model}
     if chat.stream:

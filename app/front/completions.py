@@ -44,7 +44,7 @@ async def completions(request: Request) -> Response:
         ready=ready,
         priority=completion.priority,
         arrived=arrived,
-        prompt_field="prompt",
+        field_names={"prompt_logprobs": "logprobs"},
     )
     head = {
         "id": f"cmpl-{uuid.uuid4().hex}",

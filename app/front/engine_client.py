@@ -101,9 +101,9 @@ class EngineClient(asyncio.Protocol):
     def submit(self, sequences: Sequence[Submit], channel: Channel) -> None:
         if not self._channels:
             self._heard = time.monotonic()
-        for sequence in sequences:
-            self._channels[sequence.id] = channel
-            self._send(sequence)
+        frames = b"".join([encode(sequence) for sequence in sequences])  # before anything waits for an answer
+        self._channels |= dict.fromkeys([sequence.id for sequence in sequences], channel)
+        self._write(frames)
 
     def abort(self, ids: Iterable[int]) -> None:
         """Forgets sequences, here and in the engine; those that have finished meanwhile are no error."""
@@ -121,8 +121,11 @@ class EngineClient(asyncio.Protocol):
             channel.fail(error)
 
     def _send(self, message: ToEngine) -> None:
+        self._write(encode(message))
+
+    def _write(self, data: bytes) -> None:
         assert self._transport is not None
-        self._transport.write(encode(message))
+        self._transport.write(data)
 
     # --- asyncio.Protocol ---------------------------------------------------------------------------------
 

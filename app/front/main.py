@@ -15,11 +15,12 @@ import msgspec
 from ..settings import from_args
 from ..source import resolve_model
 from ..timeline import Timeline, process_start
-from .process import engine_command, listen, raise_file_limit, start_engine
+from .process import engine_command, listen, open_standard_streams, raise_file_limit, start_engine
 
 
 def serve(argv: list[str]) -> int:
     """Serves a model until a signal stops it; the exit code. Raises PilotlightError."""
+    open_standard_streams()
     timeline = Timeline("front")
     timeline.add("python", process_start(), time.monotonic())
     with timeline.span("start engine"):
@@ -35,8 +36,9 @@ def serve(argv: list[str]) -> int:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S"
     )
-    for noisy in ("uvicorn", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.DEBUG if settings.log_level == "debug" else logging.WARNING)
+    if settings.log_level != "debug":
+        logging.getLogger("asyncio").setLevel(logging.WARNING)
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)  # its warnings are about what clients send
     with timeline.span("imports"):
         import asyncio
 

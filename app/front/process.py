@@ -28,6 +28,15 @@ class EngineProcess:
     line: socket.socket
 
 
+def open_standard_streams() -> None:
+    """Leads descriptors 0 to 2, where closed, to nowhere: else a socket would get such a number, and the log."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w")  # noqa: SIM115  # for the life of the process
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening TCP socket. Raises UnavailableError where the address is not ours or is taken."""
     try:
@@ -64,15 +73,19 @@ def engine_command() -> list[str]:
     root = __name__.partition(".")[0]  # "pilotlight", or "app" in the tree
     # `python -m` puts the working directory in front of every library. Unless we came from there ourselves, a file
     # that lies in it by chance (random.py) must not be imported by the engine.
-    safe = [] if os.getcwd() in sys.path or "" in sys.path else ["-P"]
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # deleted since: nothing can be imported from it
+        here = ""
+    safe = [] if here in sys.path or "" in sys.path else ["-P"]
     return [sys.executable, *safe, "-m", f"{root}.engine"]
 
 
 def start_engine(command: Sequence[str], settings: Settings) -> EngineProcess:
     """Starts the engine and tells it its settings.
 
-    It gets a process group of its own: Ctrl-C in a terminal is for the front, which drains first. It needs no
-    signal to follow the front into death: the line closes.
+    It gets a process group of its own: Ctrl-C in a terminal is for the front, which drains first. How it
+    follows the front into death is its own affair (engine/worker.py).
     """
     ours, theirs = socket.socketpair()
     with theirs:

@@ -21,7 +21,7 @@ def _json(content: Any, status: int = 200) -> Response:
 
 async def index(request: Request) -> Response:
     """What there is, for a person who opens the address in a browser."""
-    routes = [f"{route.method} {route.path}" for route in ROUTES]
+    routes = [f"{route.method} {route.path.replace(':path', '')}" for route in ROUTES]
     return _json(
         {"server": "pilotlight", "version": __version__, "models": _service(request).names, "routes": routes}
     )

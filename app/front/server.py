@@ -6,6 +6,7 @@ the text side and the engine load --> serving --SIGTERM--> drain --> exit 0
 """
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -31,6 +32,7 @@ from .supervisor import Supervisor, shutting_down
 
 IDLE_CONNECTION_SECONDS = 75  # more than load balancers keep theirs: 60, most often
 FLUSH_SECONDS = 1  # for the last bytes to leave
+NO_DESCRIPTORS_SECONDS = 60.0  # between two log lines about it
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +55,14 @@ class Server:
         self._timeline = timeline
         self._address = address_of(listener)
         self._told_to_stop = asyncio.Event()
+        self._said_no_descriptors = float("-inf")  # when, on the loop's clock
         self._supervisor = Supervisor(settings, command, process, self._announce)
         self._service = Service(settings, names, self._supervisor)
 
     async def run(self) -> int:
         """Serves until it is told to stop; the exit code. Raises PilotlightError where it cannot go on."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop_signal)
         if os.getpid() == 1:
@@ -131,6 +135,16 @@ class Server:
             "stopping: running requests get %g s; a second signal stops at once", self._settings.shutdown_timeout
         )
         self._told_to_stop.set()
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio reports every accept that finds no descriptor, thousands a second, each with a traceback."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            if loop.time() - self._said_no_descriptors >= NO_DESCRIPTORS_SECONDS:
+                self._said_no_descriptors = loop.time()
+                log.error("no file descriptor is left, new connections wait (%s); raise ulimit -n", error.strerror)
+        elif not (isinstance(error, ValueError) and self._listener.fileno() < 0):  # its retry, after the end
+            loop.default_exception_handler(context)
 
     def _announce(self, ready: Ready) -> None:
         name = self._service.names[0]

@@ -6,7 +6,7 @@ and then a `Generation`. Nothing has been sent to the client before that.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,9 +88,12 @@ class Service:
         ready: Ready,
         priority: int,
         arrived: float,
-        prompt_field: str,
+        field_names: Mapping[str, str],
     ) -> Generation:
-        """Checks what the model bounds and starts the request. Raises ApiError; `prompt_field` is the API's name."""
+        """Checks what the model bounds and starts the request. Raises ApiError.
+
+        `field_names` has the API's names of SamplingParams' fields and of the prompt, where they differ.
+        """
         self._check_room(len(prompts) * params.n)
         samplings = []
         for prompt in prompts:
@@ -106,7 +109,7 @@ class Service:
                 )
             except ParameterError as error:
                 code = TOO_LONG if len(prompt) >= context_of(ready) else None
-                raise from_parameter(error, code, prompt=prompt_field) from None
+                raise from_parameter(error, code, **field_names) from None
             samplings.append(sampling)
         generation = Generation(
             self.supervisor,
@@ -126,7 +129,9 @@ class Service:
     def _check_room(self, sequences: int) -> None:
         capacity = self.settings.max_num_seqs + self.settings.max_waiting_requests
         if sequences > capacity:
-            raise invalid(f"n: {sequences} sequences are asked for, and this server takes {capacity} at most", "n")
+            raise invalid(
+                f"n: {sequences} sequences (prompts times n) are asked for, this server takes {capacity}", "n"
+            )
         if self.supervisor.outstanding + self._held + sequences > capacity:
             self.metrics.rejected += 1
             raise unavailable("too many requests are waiting; retry shortly", "queue_full")

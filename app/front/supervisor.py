@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from ..errors import EngineDiedError, PilotlightError
+from ..errors import EXIT_ENGINE, EngineDiedError, PilotlightError
 from ..messages import Fatal, Ready, Stats, StepDone, Submit
 from ..settings import Settings
 from .engine_client import Channel, EngineClient
@@ -60,6 +60,7 @@ class Supervisor:
         self._transport: asyncio.BaseTransport | None = None
         self._alive = True  # the process is not collected yet
         self._loaded = False  # it has said that it is ready
+        self._started_at = time.monotonic()
         self._fatal: Fatal | None = None  # its last words, or ours about it
         self._deaths: deque[float] = deque()
         self._left_start = asyncio.Event()
@@ -209,7 +210,7 @@ class Supervisor:
         except OSError as error:  # no memory or no process id left for a fork
             self._give_up(EngineDiedError(f"{reason}, and cannot be started again: {error}"))
             return
-        self._alive, self._loaded = True, False
+        self._alive, self._loaded, self._started_at = True, False, time.monotonic()
         await self._connect()
 
     async def _collect(self, grace: float = EXIT_GRACE) -> int:
@@ -238,9 +239,14 @@ class Supervisor:
         self._transport, _ = await loop.create_unix_connection(lambda: client, sock=self._process.line)
 
     async def _watch(self) -> None:
-        """An engine that owes a step for longer than `engine_timeout` hangs; only killing it frees its device."""
+        """An engine that owes a step or its first word for too long hangs; only killing it frees its device."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL)
+            is_loading = self._alive and not self._loaded and self.state in ("starting", "restarting")
+            if is_loading and time.monotonic() - self._started_at > self._settings.startup_timeout:
+                seconds = f"{self._settings.startup_timeout:g} s"
+                self._fatal = Fatal(f"the engine was not ready within {seconds} (--startup-timeout)", EXIT_ENGINE)
+                self.kill()
             if self.ready is not None and self._client.silent_for > self._settings.engine_timeout:
                 seconds = f"{self._settings.engine_timeout:g} s"
                 self._fatal = Fatal(f"the engine finished no step within {seconds} (--engine-timeout)", 1)

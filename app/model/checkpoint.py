@@ -58,6 +58,8 @@ def open_checkpoint(directory: Path, tensors: Sequence[TensorSpec], *, verify: b
     """
     if is_snapshot(directory):
         return _open_snapshot(directory, tensors, verify)
+    if verify:
+        _log.warning("%s: is no snapshot and carries no hashes: --verify has nothing to compare", directory)
     return _place(tensors, find_sources(directory, tensors))
 
 

@@ -61,7 +61,7 @@ def plan_pages(
         )
     budget = int(memory.available * utilization) - memory.weights - memory.activations
     needs = f"weights {_mb(memory.weights)}, activations {_mb(memory.activations)}"
-    has = f"{utilization:.0%} of the {_mb(memory.available)} that are free"
+    has = f"{utilization * 100:g}% of the {_mb(memory.available)} that are free"
     # One layer's share of the pages in use is gathered while attention runs.
     with_scratch = memory.page + -(-memory.page // spec.num_layers)
     fitting = max(0, budget) // with_scratch

@@ -5,6 +5,7 @@ characters would see complete first, and of those that end there the one that be
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopMatcher:
@@ -51,13 +52,7 @@ class _Automaton:
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.matched = 0  # characters of `stop` that the text so far ends with
-        self._fallback = [0] * len(stop)  # by characters matched - 1: the next shorter prefix that ends there too
-        length = 0
-        for index in range(1, len(stop)):
-            while length and stop[index] != stop[length]:
-                length = self._fallback[length - 1]
-            length += stop[index] == stop[length]
-            self._fallback[index] = length
+        self._fallback = _fallbacks(stop)
 
     def push(self, text: str, armed: bool) -> int | None:
         """Where in `text` the first occurrence ends, None where none does."""
@@ -75,3 +70,16 @@ class _Automaton:
                     matched = fallback[matched - 1]
         self.matched = matched
         return None
+
+
+@lru_cache(maxsize=64)  # the choices of a request have the same stop strings
+def _fallbacks(stop: str) -> list[int]:
+    """By characters matched - 1: the length of the next shorter prefix that ends there too."""
+    fallbacks = [0] * len(stop)
+    length = 0
+    for index in range(1, len(stop)):
+        while length and stop[index] != stop[length]:
+            length = fallbacks[length - 1]
+        length += stop[index] == stop[length]
+        fallbacks[index] = length
+    return fallbacks

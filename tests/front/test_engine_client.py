@@ -84,6 +84,19 @@ def step(*outputs: Output) -> bytes:
     return encode(StepDone(list(outputs), Stats(running=len(outputs))))
 
 
+def test_what_cannot_be_sent_is_not_waited_for() -> None:
+    async def run() -> None:
+        async with Line() as line:
+            unsendable = Submit(2, [2**64], Sampling(max_tokens=4))
+            with pytest.raises(OverflowError):
+                line.client.submit([submit(1), unsendable], Channel())
+            assert line.client.outstanding == 0
+            line.client.submit([submit(3), submit(4)], Channel())
+            assert await line.sent(2) == [submit(3), submit(4)]
+
+    asyncio.run(run())
+
+
 def test_a_channel_gives_everything_that_has_come_in_order() -> None:
     async def run() -> None:
         channel = Channel()

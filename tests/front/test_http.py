@@ -152,6 +152,7 @@ def test_G16_errors_have_openais_shape(client: httpx.Client, path: str, streamin
 def test_G16_unknown_paths_and_content_types(client: httpx.Client) -> None:
     assert "GET /v1/nope" in error_of(client.get("/v1/nope"), 404)["message"]
     assert error_of(client.post("/v1/nope", json={}), 404)
+    assert error_of(client.post("/v1/completions/", json={}), 404)
     assert error_of(client.post("/health", json={}), 405)
     body = json.dumps(COMPLETION)
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
@@ -196,6 +197,22 @@ def test_C02_C20_H19_B14_what_the_model_cannot_take_is_refused(
         error = error_of(client.post("/v1/completions", json=COMPLETION | fields | {"stream": streaming}), 400)
         assert error["param"] == param
         assert error["code"] == ("context_length_exceeded" if fields.get("prompt") == [0] * 256 else None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logit_bias": {"320": 1}}, "logit_bias"),
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, "messages"),
+    ],
+)
+def test_C02_C20_what_the_model_cannot_take_is_named_as_the_chat_request_does(
+    client: httpx.Client, fields: dict[str, Any], param: str
+) -> None:
+    error = error_of(client.post("/v1/chat/completions", json=CHAT | fields), 400)
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
 
 
 @pytest.mark.parametrize("fields", [{"prompt": [319]}, {"logit_bias": {"319": 5}}, {"stop_token_ids": [319]}])

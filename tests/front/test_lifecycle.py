@@ -1,6 +1,7 @@
 """Start, death, drain and exit codes of the whole server, and clients that go away. With the scripted engine."""
 
 import os
+import resource
 import signal
 import socket
 import threading
@@ -10,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.front.servers import ServerProcess, Streams, eventually, metric, sse
@@ -209,6 +211,29 @@ def test_G04_a_hanging_engine_is_replaced(model: Path, tmp_path: Path) -> None:
         assert streams.events[0][-2]["error"]["code"] == "engine_hung"
         eventually(lambda: client.post("/v1/completions", json=SHORT).status_code == 200)
         assert "--engine-timeout" in server.log
+
+
+def test_without_descriptors_connections_wait_and_the_log_stays_short(model: Path) -> None:
+    with ServerProcess(model, fake={}) as server, ExitStack() as idle:
+        address = server.ready()
+        front = psutil.Process(server.process.pid)
+        front.rlimit(resource.RLIMIT_NOFILE, (32, 32))
+
+        def exhaust() -> None:
+            host, port = address.removeprefix("http://").split(":")
+            for _ in range(64):
+                idle.enter_context(socket.create_connection((host, int(port))))
+            eventually(lambda: front.num_fds() == 32)
+
+        exhaust()
+        server.wait_for("no file descriptor is left")
+        idle.close()
+        assert httpx.get(f"{address}/health", timeout=10).status_code == 200
+        exhaust()
+        server.terminate()
+        assert server.exit_code() == 0
+        assert server.log.count("no file descriptor") == 1
+        assert "Traceback" not in server.log
 
 
 def test_the_engine_ends_when_the_server_is_killed(model: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +116,37 @@ def test_a_file_in_the_working_directory_is_not_imported_by_the_engine(tmp_path:
         [sys.executable, "-P", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert ran.stdout == "-P\n"
+
+
+def test_a_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
+    script = "from pilotlight.front.process import engine_command; print(engine_command()[1])"
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    ran = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", sys.executable, "-P", "-c", script],
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "-P\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_lead_nowhere(tmp_path: Path, closed: str) -> None:
+    script = (
+        "import os, socket, sys\n"
+        "from pilotlight.front.process import open_standard_streams\n"
+        "open_standard_streams()\n"
+        "print('log', file=sys.stderr, flush=True)\n"
+        "with socket.socket() as line:\n"
+        "    found = [line.fileno() > 2, *map(os.get_inheritable, range(3))]\n"
+        "open(sys.argv[1], 'w').write(repr(found))\n"
+    )
+    result = tmp_path / "result"
+    command = [sys.executable, "-X", "dev", "-c", script, str(result)]
+    subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], check=True, stderr=subprocess.DEVNULL)
+    assert result.read_text() == repr([True] * 4)
 
 
 def test_orphans_are_collected_and_the_engine_is_left_to_its_supervisor() -> None:

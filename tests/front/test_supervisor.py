@@ -280,6 +280,16 @@ def test_G04_an_engine_that_owes_a_step_for_too_long_is_killed(tmp_path: Path) -
     run(test)
 
 
+def test_J05_an_engine_that_hangs_while_it_loads_ends_the_server() -> None:
+    async def test() -> None:
+        async with supervised(ready_delay=600, startup_timeout=0.2) as supervisor:
+            error = await supervisor.failure
+            assert error.exit_code == 70
+            assert str(error) == "the engine was not ready within 0.2 s (--startup-timeout)"
+
+    run(test)
+
+
 def test_an_idle_engine_is_not_taken_for_a_hanging_one() -> None:
     async def test() -> None:
         async with supervised(engine_timeout=0.05) as supervisor:

@@ -46,6 +46,8 @@ def test_J09_weights_do_not_fit():
     )
     with pytest.raises(UnavailableError, match="the model does not fit"):
         plan(WEIGHTS + 149_999)
+    with pytest.raises(UnavailableError, match=r"there are 0\.1% of the 10\.00 GB"):
+        plan(10_000 * MB, utilization=0.001)
 
 
 def test_J09_one_megabyte_above_the_weights(caplog):
