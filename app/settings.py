@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Positive | None,
         Meta(
             description="bytes of the KV cache (default: what the running sequences can need, within the memory and, "
-            "on the CPU, within 4 GiB)"
+            "on the CPU, within 1 GiB)"
         ),
     ] = None
     tensor_parallel_size: Annotated[int, Meta(description="devices that share the model; 1 so far", ge=1)] = 1

@@ -27,7 +27,7 @@ class NumpyDevice:
     name = "cpu"
     dtype = "float32"
     # Host memory is shared with everything else on the machine, so K/V do not claim all of it by default.
-    default_kv_bytes: int | None = 4 << 30
+    default_kv_bytes: int | None = 1 << 30
 
     def __init__(self) -> None:
         self._attention: PagedAttention

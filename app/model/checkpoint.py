@@ -4,7 +4,6 @@ Two kinds of directory are opened: a snapshot of ours (manifest.json and weights
 Hugging Face checkpoint as it lies on the hub (one extent for each source tensor). Only headers are read here.
 """
 
-import json
 import logging
 import os
 import re
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 from ..device.layout import DATA_ALIGNMENT, DTYPE_BYTES, TENSOR_ALIGNMENT, Extent, Layout, Placed, WeightDtype
 from ..errors import ModelDataError
+from .config import read_json
 from .safetensors import FILLER_PREFIX, Header, TensorEntry, read_header
 from .spec import TensorSpec
 
@@ -45,7 +45,7 @@ def is_snapshot(directory: Path) -> bool:
     if (directory / SNAPSHOT_WEIGHTS).exists():
         return True
     try:
-        return "pilotlight" in _read_json(directory / MANIFEST)
+        return "pilotlight" in read_json(directory / MANIFEST)
     except ModelDataError:
         return False
 
@@ -102,7 +102,7 @@ def find_sources(directory: Path, tensors: Sequence[TensorSpec]) -> list[tuple[S
 def read_index(directory: Path) -> dict[str, Path]:
     """Which file holds each tensor, as the index of a sharded checkpoint says. Raises ModelDataError."""
     index = directory / INDEX_FILE
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelDataError(f"{index}: has no weight_map")
     files = {}
@@ -247,7 +247,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     file = directory / MANIFEST
     if not file.exists():
         raise ModelDataError(f"{directory}: has {SNAPSHOT_WEIGHTS} but no {MANIFEST}; {_REBUILD}")
-    manifest = _read_json(file)
+    manifest = read_json(file)
     version = manifest.get("format")
     if version != SNAPSHOT_FORMAT:
         raise ModelDataError(f"{file}: snapshot format {version!r}, this version reads {SNAPSHOT_FORMAT}; {_REBUILD}")
@@ -327,15 +327,3 @@ def _snapshot_table(file: Path, header: Header, tensors: Sequence[TensorSpec]) -
         if name not in wanted and not name.startswith(FILLER_PREFIX):
             raise ModelDataError(f"{file}: tensor {name!r} is there, config.json does not ask for it; {_REBUILD}")
     return tuple(placed)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_bytes())
-    except OSError as error:
-        raise ModelDataError(f"{file}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelDataError(f"{file}: is not JSON ({str(error)[:80]})") from None
-    if not isinstance(value, dict):
-        raise ModelDataError(f"{file}: is not a JSON object")
-    return value

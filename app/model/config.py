@@ -24,10 +24,15 @@ _SPELLINGS = {"su": "longrope"}  # the first name of Phi-3's scaling
 def read_config(directory: Path) -> dict[str, Any]:
     """The object in `directory`/config.json. Raises ModelDataError."""
     file = directory / CONFIG_FILE
+    if not file.exists():
+        raise ModelDataError(f"{file}: is missing; expected the directory of a model")
+    return read_json(file)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object that a file of the model's directory holds. Raises ModelDataError."""
     try:
         value = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise ModelDataError(f"{file}: is missing; expected the directory of a model") from None
     except OSError as error:
         raise ModelDataError(f"{file}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

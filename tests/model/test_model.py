@@ -115,12 +115,12 @@ def test_what_does_not_fit_is_refused(tmp_path, monkeypatch):
 
 
 def test_pages_claim_no_memory_before_they_are_written(tmp_path):
-    """4 GiB of pages, of which a prompt of 300 tokens touches 20."""
+    """1 GiB of pages, of which a prompt of 300 tokens touches 20."""
     config = llama_config(max_position_embeddings=1 << 20)
     directory = write_checkpoint(tmp_path, config, llama_tensors(config))
     before = resident_bytes()
     model = load(directory, max_num_seqs=64)
-    assert model.num_pages == (4 << 30) // (PAGE_SIZE * 2 * 2 * 2 * 16 * 4)  # tokens, layers, k and v, heads, dims
+    assert model.num_pages == (1 << 30) // (PAGE_SIZE * 2 * 2 * 2 * 16 * 4)  # tokens, layers, k and v, heads, dims
     runner = Runner(model)
     runner.logits([(runner.sequence(), [1] * 300)])
     assert resident_bytes() - before < 256 << 20
