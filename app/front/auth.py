@@ -1,7 +1,4 @@
-"""Who may ask, and when: the API key, and the refusal of new work while the server drains.
-
-Both are one ASGI layer each around the router, inside CORS (so that a browser can read a refusal too).
-"""
+"""Who may ask: the API key, as one ASGI layer around the router, inside CORS (a browser is to read a refusal too)."""
 
 import hmac
 from collections.abc import Callable

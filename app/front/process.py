@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from ..errors import UnavailableError
 from ..messages import Start, encode
-from ..settings import Settings
+from ..settings import Settings, env_name
 
 BACKLOG = 2048  # connections that may wait while the web stack is being imported
 
@@ -87,13 +89,15 @@ def start_engine(command: Sequence[str], settings: Settings) -> EngineProcess:
     It gets a process group of its own: Ctrl-C in a terminal is for the front, which drains first. How it
     follows the front into death is its own affair (engine/worker.py).
     """
+    settings = msgspec.structs.replace(settings, api_key=None)  # the engine has no use for the secret
+    environment = {name: value for name, value in os.environ.items() if name != env_name("api_key")}
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.set_inheritable(True)
         pid = os.posix_spawn(
             command[0],
             [*command, str(theirs.fileno())],
-            os.environ,
+            environment,
             setpgroup=0,
             setsigmask=[],
             setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGCHLD],

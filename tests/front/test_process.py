@@ -82,6 +82,20 @@ def test_the_engine_hears_its_settings_first() -> None:
     assert decode_to_engine(body) == Start(settings)
 
 
+def test_the_engine_does_not_learn_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTLIGHT_API_KEY", "secret")
+    script = (
+        "import os, socket, sys; s = socket.socket(fileno=int(sys.argv[1])); "
+        "s.sendall(s.recv(10000) + repr(os.environ).encode())"
+    )
+    process = start_engine([sys.executable, "-c", script], Settings(model="m", api_key="secret"))
+    with process.line:
+        heard = process.line.recv(100_000)
+    os.waitpid(process.pid, 0)
+    assert b"PATH" in heard
+    assert b"secret" not in heard
+
+
 def test_the_engine_has_a_process_group_of_its_own_and_default_signals() -> None:
     script = (
         "import os, signal, sys; "
