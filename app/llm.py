@@ -20,6 +20,7 @@ from .settings import from_kwargs
 from .source import resolve_model
 from .text.assets import load_text
 from .text.stream import TextStream
+from .text.template import ARGUMENTS
 from .text.tokenizer import Tokenizer
 from .timeline import Timeline
 
@@ -77,16 +78,8 @@ class LLM:
         self._text = load_text(directory, self.settings.chat_template)
         self._defaults = generation_defaults(self._text.generation)
         self._model = load_model(directory, self.settings, Timeline("engine"))
-        self._engine = self._new_engine()
+        self._engine = Engine.of(self._model, self.settings)
         self._next_id = 0
-
-    def _new_engine(self) -> Engine:
-        return Engine(
-            self._model,
-            max_num_seqs=self.settings.max_num_seqs,
-            max_num_batched_tokens=self.settings.max_num_batched_tokens,
-            enable_prefix_caching=self.settings.enable_prefix_caching,
-        )
 
     def get_tokenizer(self) -> Tokenizer:
         return self._text.tokenizer
@@ -133,8 +126,7 @@ class LLM:
             raise ParameterError(
                 "messages", 'expected a list of {"role": ..., "content": ...}, or a list of such lists'
             )
-        reserved = {"messages", "tools", "add_generation_prompt", "continue_final_message"}
-        for name in reserved & (chat_template_kwargs or {}).keys():
+        for name in ARGUMENTS & (chat_template_kwargs or {}).keys():
             raise ParameterError("chat_template_kwargs", f"{name!r} is not a variable but an argument of chat()")
         is_one = not messages or isinstance(messages[0], Mapping)
         conversations = cast(Sequence[Sequence[Message]], [messages] if is_one else messages)
@@ -224,7 +216,7 @@ class LLM:
                 bar.update(len(submits) - len(answers), sum(len(output.tokens) for output in outputs))
         except BaseException:
             # Ctrl-C comes between any two bytecodes: the engine's books may be half written. Weights and pages stay.
-            self._engine = self._new_engine()
+            self._engine = Engine.of(self._model, self.settings)
             raise
         finally:
             bar.close()

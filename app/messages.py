@@ -16,6 +16,7 @@ from .settings import Settings
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+GREEDY_BELOW = 1e-5  # a lower temperature is greedy, as in vLLM: dividing by it would overflow
 # Larger than any prompt that a context window admits, small enough that a corrupt length cannot eat the memory.
 MAX_FRAME = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")

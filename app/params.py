@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from .errors import ModelDataError, UsageError
-from .messages import Sampling
+from .messages import GREEDY_BELOW, Sampling
 
 MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_STOP_STRINGS = 16  # OpenAI allows 4; each costs a comparison per token
@@ -21,7 +21,6 @@ MAX_TEMPERATURE = 2.0
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-9, 1e9  # beyond, fp32 logits overflow
-GREEDY_BELOW = 1e-5  # a lower temperature is greedy, as in vLLM: dividing by it would overflow
 
 # What generation_config.json may say about sampling -> the parameter it sets, as in vLLM.
 _GENERATION_DEFAULTS = {

@@ -8,21 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device.layout import WeightDtype
+from ..device.layout import DTYPE_BYTES, WeightDtype
 from .quants import BLOCKS, decode_blocks
 
 Bytes = NDArray[np.uint8]
 Float32 = NDArray[np.float32]
 
-_PLAIN_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-ENCODINGS = (*_PLAIN_BYTES, *BLOCKS)
+ENCODINGS = (*DTYPE_BYTES, *BLOCKS)
 
 
 def block_size(encoding: str) -> tuple[int, int]:
     """Elements and bytes of the smallest piece of an encoding: (1, 2) for F16, (32, 18) for Q4_0."""
     if encoding in BLOCKS:
         return BLOCKS[encoding]
-    return 1, _PLAIN_BYTES[encoding]
+    return 1, DTYPE_BYTES[encoding]
 
 
 def decode(raw: Bytes, encoding: str) -> Float32:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ModelDataError, ModelNotFoundError
 from ..model.checkpoint import find_sources, is_snapshot, untied
-from ..model.config import read_config
+from ..model.config import CONFIG_FILE, read_config
 from ..model.families import describe
 from ..model.spec import Description
 from ..source import expand, is_hub_id
@@ -18,14 +18,13 @@ from . import gguf_model, gguf_tokenizer, hub
 from .gguf import read_gguf
 from .pieces import Piece
 
-CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 # The small files that serving reads, as patterns; a snapshot takes those that are there.
 DOCUMENTS = (
-    CONFIG,
+    CONFIG_FILE,
     GENERATION_CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
@@ -75,15 +74,10 @@ def _hugging_face(directory: Path, location: str) -> Source:
     ]
     found = [file for pattern in DOCUMENTS for file in sorted(directory.glob(pattern)) if file.is_file()]
     names = [str(file.relative_to(directory)) for file in found]
-    if TOKENIZER not in names:
-        raise ModelDataError(
-            f"{directory / TOKENIZER}: is missing; other forms of a tokenizer are not read, make it with "
-            "transformers' AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        )
     load_text(directory)  # a snapshot of what cannot be read could not be served
     documents = {name: _read(directory / name) for name in names}
     if config is not given:
-        documents[CONFIG] = _json(config)
+        documents[CONFIG_FILE] = _json(config)
     files = {piece.file for sources in pieces for piece in sources} | {directory / name for name in names}
     return Source(
         location,
@@ -99,7 +93,7 @@ def _gguf(file: Path) -> Source:
     config = gguf_model.config_of(gguf)
     description = describe(config)
     documents = {
-        CONFIG: _json(config),
+        CONFIG_FILE: _json(config),
         GENERATION_CONFIG: _json(gguf_model.generation_config_of(gguf)),
         TOKENIZER: _json(gguf_tokenizer.tokenizer_of(gguf)),
         TOKENIZER_CONFIG: _json(gguf_tokenizer.tokenizer_config_of(gguf)),

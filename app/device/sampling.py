@@ -30,13 +30,12 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from ..messages import Sampling, TokenLogprob
+from ..messages import GREEDY_BELOW, Sampling, TokenLogprob
 from .base import Float32, Int32, SampleRow
 from .random import bits_of, bits_of_all, exponentials
 
 Ids = NDArray[np.intp]
 
-GREEDY_BELOW = 1e-5  # a temperature, as in vLLM
 _LARGEST = float(np.finfo(np.float32).max)
 _NEAR = 6.0  # nats below the likeliest token, within which a token contends in any draw
 _NUCLEUS_DEPTHS = (4.0, 10.0, math.inf)  # nats below the likeliest token, tried in turn as bounds of a nucleus

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ..device.base import Batch, Sampled
 from ..messages import Output, Stats, Submit
-from ..settings import PAGE_SIZE
+from ..settings import PAGE_SIZE, Settings
 from .batch import build_batch
 from .pages import IntegrityError
 from .scheduler import Chunk, Scheduler
@@ -48,6 +48,16 @@ class Engine:
         self._step_seconds = 0.0
         self._prompt_tokens = 0
         self._generated_tokens = 0
+
+    @classmethod
+    def of(cls, model: Runner, settings: Settings) -> "Engine":
+        """The engine that the settings ask for."""
+        return cls(
+            model,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            enable_prefix_caching=settings.enable_prefix_caching,
+        )
 
     @property
     def has_work(self) -> bool:

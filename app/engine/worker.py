@@ -146,12 +146,7 @@ def load(settings: Settings, timeline: Timeline) -> "tuple[Engine, Ready]":
         stream=sys.stderr,
     )
     model = load_model(Path(settings.model), settings, timeline)
-    engine = Engine(
-        model,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        enable_prefix_caching=settings.enable_prefix_caching,
-    )
+    engine = Engine.of(model, settings)
     ready = Ready(
         max_model_len=engine.max_len,
         vocab_size=model.spec.vocab_size,

@@ -10,13 +10,14 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..text.template import TemplateError
 from .body import read_json
 from .errors import invalid
 from .generation import Generation, Update
 from .logprobs import chat_logprobs
 from .protocol import ChatRequest, parse_chat
 from .service import Service, context_of, encode
-from .streaming import EventStream, collect, one_line
+from .streaming import Events, EventStream, collect, one_line
 
 if TYPE_CHECKING:
     from ..text.assets import Text
@@ -51,8 +52,6 @@ async def chat_completions(request: Request) -> Response:
 
 def make_prompt(text: "Text", chat: ChatRequest, limit: int) -> list[int]:
     """Token ids of the rendered conversation. Raises ApiError; slow, so to be run beside the event loop."""
-    from ..text.template import TemplateError
-
     if text.template is None:
         raise invalid(
             "messages: this model has no chat template; use /v1/completions", "messages", "no_chat_template"
@@ -88,15 +87,11 @@ def reply(generation: Generation, collected: list[list[Update]]) -> dict[str, An
     return {"choices": choices, "usage": generation.usage()}
 
 
-class ChatEvents:
-    """chat.completion.chunk events. What does not change from token to token is made once."""
+class ChatEvents(Events):
+    """chat.completion.chunk events."""
 
     def __init__(self, generation: Generation, head: dict[str, Any], include_usage: bool) -> None:
-        self._generation = generation
-        self._head = head
-        self._include_usage = include_usage
-        self._prefix = b"data: " + one_line(head)[:-1] + b',"choices":[{"index":'
-        self._suffix = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        super().__init__(generation, head, include_usage)
         self._begun: set[int] = set()
 
     def of(self, update: Update) -> Iterator[bytes]:
@@ -119,10 +114,4 @@ class ChatEvents:
                 self._suffix,
             )
         if update.is_last:
-            reason = one_line({"finish_reason": choice.finish, "stop_reason": choice.stop_reason})[1:-1]
-            yield b'%b{},"logprobs":null,%b%b' % (prefix, reason, self._suffix)
-
-    def last(self) -> bytes:
-        if not self._include_usage:
-            return b""
-        return b"data: %b\n\n" % one_line(self._head | {"choices": [], "usage": self._generation.usage()})
+            yield b'%b{},"logprobs":null,%b%b' % (prefix, self._reason(choice), self._suffix)

@@ -16,7 +16,7 @@ from .generation import Generation, Update
 from .logprobs import CompletionLogprobs
 from .protocol import CompletionRequest, parse_completion
 from .service import Service, context_of, encode
-from .streaming import EventStream, collect, one_line
+from .streaming import Events, EventStream, collect, one_line
 
 if TYPE_CHECKING:
     from ..text.assets import Text
@@ -128,18 +128,14 @@ def reply(generation: Generation, writer: CompletionWriter, collected: list[list
     return {"choices": choices, "usage": generation.usage()}
 
 
-class CompletionEvents:
-    """text_completion events. What does not change from token to token is made once."""
+class CompletionEvents(Events):
+    """text_completion events."""
 
     def __init__(
         self, generation: Generation, writer: CompletionWriter, head: dict[str, Any], include_usage: bool
     ) -> None:
-        self._generation = generation
+        super().__init__(generation, head, include_usage)
         self._writer = writer
-        self._head = head
-        self._include_usage = include_usage
-        self._prefix = b"data: " + one_line(head)[:-1] + b',"choices":[{"index":'
-        self._suffix = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
 
     def of(self, update: Update) -> Iterator[bytes]:
         choice = update.choice
@@ -153,10 +149,9 @@ class CompletionEvents:
                 self._suffix,
             )
         if update.is_last:
-            reason = one_line({"finish_reason": choice.finish, "stop_reason": choice.stop_reason})[1:-1]
-            yield b'%b%d,"text":"","logprobs":null,%b%b' % (self._prefix, choice.index, reason, self._suffix)
-
-    def last(self) -> bytes:
-        if not self._include_usage:
-            return b""
-        return b"data: %b\n\n" % one_line(self._head | {"choices": [], "usage": self._generation.usage()})
+            yield b'%b%d,"text":"","logprobs":null,%b%b' % (
+                self._prefix,
+                choice.index,
+                self._reason(choice),
+                self._suffix,
+            )

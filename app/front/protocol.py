@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from ..params import ParameterError, SamplingParams
+from ..text.template import ARGUMENTS
 from .errors import ApiError, from_parameter, invalid
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 # What a template gets from the request itself, and Python's own name for the template.
-_RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "continue_final_message"})
+_RESERVED = ARGUMENTS | {"self"}
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

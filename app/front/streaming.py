@@ -5,9 +5,10 @@ server. Whoever closes the connection stops the work: one watcher per request wa
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -16,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from .engine_client import Channel
 from .errors import ApiError, ClientGone
-from .generation import Generation, Update
+from .generation import Choice, Generation, Update
 
 KEEP_ALIVE_SECONDS = 5.0
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -41,13 +42,33 @@ def one_line(value: Any) -> bytes:
     return data
 
 
-class Events(Protocol):
-    """An endpoint's wire format: updates to events, each `data: {...}` and an empty line."""
+class Events(ABC):
+    """An endpoint's wire format: updates to events, each `data: {...}` and an empty line.
 
-    def of(self, update: Update) -> Iterable[bytes]: ...
+    What does not change from token to token is made once: an event is `_prefix`, the choice's index and what is the
+    endpoint's own, `_suffix`.
+    """
+
+    def __init__(self, generation: Generation, head: dict[str, Any], include_usage: bool) -> None:
+        self._generation = generation
+        self._head = head
+        self._include_usage = include_usage
+        self._prefix = b"data: " + one_line(head)[:-1] + b',"choices":[{"index":'
+        self._suffix = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+
+    @abstractmethod
+    def of(self, update: Update) -> Iterator[bytes]: ...
 
     def last(self) -> bytes:
         """What stands before [DONE]: the usage event, or nothing."""
+        if not self._include_usage:
+            return b""
+        return b"data: %b\n\n" % one_line(self._head | {"choices": [], "usage": self._generation.usage()})
+
+    @staticmethod
+    def _reason(choice: Choice) -> bytes:
+        """`"finish_reason":...,"stop_reason":...` of a choice's last event."""
+        return one_line({"finish_reason": choice.finish, "stop_reason": choice.stop_reason})[1:-1]
 
 
 class EventStream(Response):

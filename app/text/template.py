@@ -11,6 +11,8 @@ from .conversation import Message, TemplateError, Traits, find_traits, shape
 
 __all__ = ["ChatTemplate", "TemplateError"]
 
+# The variables of a template that are arguments of `render`: nobody may set them beside those.
+ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 # Stands at the end of a message that is to be continued. The space tells whether the template trims contents.
 _CONTINUE_HERE = "zq-continue-here-qz "
 _TRIAL_SECONDS = 0.5
