@@ -1,4 +1,4 @@
-"""What tests of several areas need: the demo model's snapshot, and one BLAS thread."""
+"""What tests of several areas need: the demo model's snapshot, a GPU to run on, and one BLAS thread."""
 
 import os
 
@@ -7,11 +7,41 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.softgpu import library
+from tests.softgpu.build import BuildError
+from tests.softgpu.fixtures import soft
+
+__all__ = ["soft"]
+
 ROOT = Path(__file__).parents[1]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--gpu", choices=["soft", "real"], default="soft",
+        help="what tests marked `gpu` run on: the soft GPU, which needs no hardware, or this machine's own",
+    )  # fmt: skip
+    parser.addoption("--ptx", type=Path, default=ROOT / "ptx", help="the kernels that tests marked `gpu` run")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a card, tests of the soft GPU itself are skipped; elsewhere it is built before any time limit runs."""
+    fixtures = {item: getattr(item, "fixturenames", ()) for item in items}
+    for item in items:
+        if "gpu" in fixtures[item]:
+            item.add_marker(pytest.mark.gpu)
+    if config.getoption("gpu") == "real":
+        for item in items:
+            if "soft" in fixtures[item]:
+                item.add_marker(pytest.mark.skip(reason="a test of the soft GPU"))
+    elif not config.option.collectonly and any({"soft", "gpu"} & set(names) for names in fixtures.values()):
+        with suppress(BuildError):  # the tests say it
+            library()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,16 @@
+// The names of the driver API: api_symbols.cpp holds them, api_lookup.cpp answers cuGetProcAddress from them.
+#pragma once
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+namespace soft {
+
+struct ApiSymbol {
+  const char* exported;            // "cuMemAlloc_v2", as the library exports it
+  int version;                     // 3020: asked for by at least this version, "cuMemAlloc" means it
+  std::string_view base() const;   // "cuMemAlloc"
+};
+
+std::span<const ApiSymbol> api_symbols();
+}  // namespace soft
