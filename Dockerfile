@@ -12,28 +12,48 @@ ARG MODEL=smollm2-135m-instruct
 ARG DTYPE=float32
 
 
-# /venv: the locked wheels and Pilotlight, with bytecode, since a read-only container could not keep its own.
-FROM ${BASE} AS packages
+FROM ${BASE} AS requirements
 WORKDIR /src
 COPY requirements.lock ./
 RUN python -m venv --without-pip /venv \
  && pip --python /venv/bin/python install --no-cache-dir --no-compile --no-deps --require-hashes -r requirements.lock
-COPY pyproject.toml README.md LICENSE ./
+
+
+# /src/ptx: the kernels' PTX, as committed or compiled anew where the sources differ, and a cubin per architecture.
+# The compilers stay in this stage: those of the kernels extra that the build itself needs.
+FROM requirements AS kernels
+COPY constraints.txt ./
+RUN pip --python /venv/bin/python install --no-cache-dir -c constraints.txt tqdm \
+      nvidia-cuda-nvcc-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12
 COPY app app
-RUN pip --python /venv/bin/python install --no-cache-dir --no-compile --no-deps . \
- && ln -s /venv/lib/python3*/site-packages/pilotlight /srv/app \
- && python -m compileall -q --invalidation-mode unchecked-hash /venv
+COPY kernels kernels
+COPY ptx committed
+# A directory of an earlier layer cannot be renamed, and the build replaces its output as a whole.
+RUN cp -r committed ptx && /venv/bin/python -m app build kernels
 
 
 # /model: the snapshot. What building it needs stays in this stage.
-FROM packages AS snapshot
-COPY constraints.txt ./
+FROM requirements AS snapshot
+COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY app app
+COPY ptx ptx
 RUN pip --python /venv/bin/python install --no-cache-dir -c constraints.txt '.[build]'
 COPY . .
 ARG MODEL
 ARG DTYPE
 RUN if [ "$MODEL" = smollm2-135m-instruct ]; then source=$(python scripts/get_demo_model models); else source=$MODEL; fi \
  && /venv/bin/pilotlight build snapshot "$source" --dtype "$DTYPE" -o /model
+
+
+# /venv: the locked wheels and Pilotlight with its kernels, with bytecode, since a read-only container could not keep
+# its own.
+FROM requirements AS packages
+COPY pyproject.toml README.md LICENSE ./
+COPY app app
+COPY --from=kernels /src/ptx ptx
+RUN pip --python /venv/bin/python install --no-cache-dir --no-compile --no-deps . \
+ && ln -s /venv/lib/python3*/site-packages/pilotlight /srv/app \
+ && python -m compileall -q --invalidation-mode unchecked-hash /venv
 
 
 FROM ${BASE}

@@ -10,6 +10,7 @@ usage: pilotlight COMMAND ...
 
   serve MODEL            serve a model over the OpenAI API (pilotlight serve --help)
   build snapshot SOURCE  turn a checkpoint into a snapshot that loads by a few large copies
+  build kernels          compile the CUDA kernels to PTX and to an image per architecture
   --version              print the version
 
 SOURCE is a Hugging Face directory, a hub id or a GGUF file; MODEL is a snapshot or a Hugging Face directory."""
@@ -37,6 +38,10 @@ def _dispatch(arguments: list[str]) -> int:
             from .build.snapshot import command
 
             return command(rest)
+        case ["build", "kernels", *rest]:
+            from .build.kernels import command as kernels
+
+            return kernels(rest)
         case ["--version" | "-V"]:
             from . import __version__
 

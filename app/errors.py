@@ -10,6 +10,7 @@ EXIT_DATA = 65  # a model file that is cut, misshapen or not what it says it is
 EXIT_NO_INPUT = 66  # a model that is not there
 EXIT_UNAVAILABLE = 69  # the device, the port, the memory
 EXIT_ENGINE = 70  # the engine process died too often
+EXIT_KERNEL = 73  # a kernel that does not compile or breaks a rule
 
 
 class PilotlightError(Exception):
@@ -24,6 +25,12 @@ class UsageError(PilotlightError):
 
 class ModelDataError(PilotlightError):
     exit_code = EXIT_DATA
+
+
+class KernelError(PilotlightError):
+    """A kernel's source that does not compile, or whose code breaks a rule or a promise."""
+
+    exit_code = EXIT_KERNEL
 
 
 class ModelNotFoundError(PilotlightError):

@@ -34,6 +34,7 @@ def test_help_names_every_subcommand(words: list[str], capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     assert "serve MODEL" in out
     assert "build snapshot SOURCE" in out
+    assert "build kernels" in out
 
 
 def test_no_command_shows_the_usage() -> None:
@@ -60,7 +61,7 @@ def test_interrupt_before_a_command_runs_shows_no_traceback(monkeypatch: pytest.
     assert caught.value.code == 130
 
 
-@pytest.mark.parametrize("command", [["serve"], ["build", "snapshot"]])
+@pytest.mark.parametrize("command", [["serve"], ["build", "snapshot"], ["build", "kernels"]])
 def test_subcommand_helps(command: list[str]) -> None:
     done = run(*command, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -75,6 +76,7 @@ def test_subcommand_helps(command: list[str]) -> None:
         (["serve", "m", "--tensor-parallel-size", "2"], errors.EXIT_USAGE, "this version runs on one device"),
         (["serve", "./no/such/dir"], errors.EXIT_NO_INPUT, "no/such/dir"),
         (["build", "snapshot", "./no/such/dir", "-o", "x"], errors.EXIT_NO_INPUT, "no/such/dir"),
+        (["build", "kernels", "--source", "./no/such/dir", "-o", "x"], errors.EXIT_USAGE, "has no kernels"),
     ],
 )
 def test_expected_failure_is_one_line_and_a_code(arguments: list[str], code: int, said: str) -> None:
@@ -89,6 +91,6 @@ def test_expected_failure_is_one_line_and_a_code(arguments: list[str], code: int
 def test_every_error_has_a_code_of_its_own() -> None:
     kinds = errors.PilotlightError.__subclasses__()
     codes = [kind.exit_code for kind in kinds if kind.__module__ == errors.__name__]
-    assert len(set(codes)) == len(codes) == 5
+    assert len(set(codes)) == len(codes) == 6
     assert 0 not in codes
     assert 1 not in codes

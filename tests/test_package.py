@@ -1,4 +1,4 @@
-"""The wheel: it holds the whole of app/, and serves from a fresh environment with no source tree in sight."""
+"""The wheel: it holds all of app/ and ptx/, and serves from a fresh environment with no source tree in sight."""
 
 import email
 import http.client
@@ -22,6 +22,8 @@ from tests.tokenizers import byte_tokenizer
 
 ROOT = Path(__file__).parent.parent
 APP = ROOT / "app"
+PTX = ROOT / "ptx"
+CUBIN = b"cubin"
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(APP, source / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PTX, source / "ptx", ignore=shutil.ignore_patterns("sm_*"))
+    (source / "ptx" / "sm_80").mkdir()
+    (source / "ptx" / "sm_80" / "norm.cubin").write_bytes(CUBIN)  # as in an image's build
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
     done = subprocess.run(build, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -59,12 +64,14 @@ def run(environment: Path, *command: str) -> str:
     ).stdout
 
 
-def test_wheel_holds_the_whole_of_app(wheel: Path) -> None:
+def test_wheel_holds_the_whole_of_app_and_the_kernels(wheel: Path) -> None:
     ours = {
         "pilotlight/" + path.relative_to(APP).as_posix()
         for path in APP.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    ours |= {f"pilotlight/ptx/{path.name}" for path in PTX.iterdir() if path.is_file()}
+    ours.add("pilotlight/ptx/sm_80/norm.cubin")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == ours
@@ -72,7 +79,7 @@ def test_wheel_holds_the_whole_of_app(wheel: Path) -> None:
 
 def test_package_list_names_every_package() -> None:
     found = [".".join(("pilotlight", *path.parent.relative_to(APP).parts)) for path in APP.rglob("__init__.py")]
-    assert sorted(PYPROJECT["tool"]["setuptools"]["packages"]) == sorted(found)
+    assert sorted(PYPROJECT["tool"]["setuptools"]["packages"]) == sorted([*found, "pilotlight.ptx"])
 
 
 def test_version_is_one(wheel: Path) -> None:
@@ -89,6 +96,14 @@ def test_installed_package_is_not_the_tree(environment: Path) -> None:
     assert Path(where).is_relative_to(environment)
     assert run(environment, "pilotlight", "--version") == f"pilotlight {pilotlight.__version__}\n"
     assert run(environment, "python", "-m", "pilotlight", "--version") == f"pilotlight {pilotlight.__version__}\n"
+
+
+def test_installed_package_finds_its_kernels(environment: Path) -> None:
+    code = "from pilotlight.device.cuda.images import directory; print(directory())"
+    where = Path(run(environment, "python", "-c", code).strip())
+    assert where.is_relative_to(environment)
+    assert (where / "manifest.json").read_bytes() == (PTX / "manifest.json").read_bytes()
+    assert (where / "sm_80" / "norm.cubin").read_bytes() == CUBIN
 
 
 @pytest.fixture
