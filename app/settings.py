@@ -39,10 +39,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every interface")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port to listen on; 0 picks a free one", ge=0, le=65535)] = 8000
     api_key: Annotated[str | None, Meta(description="key that requests must carry as a bearer token")] = None
-    device: Annotated[Literal["auto", "cpu"], Meta(description="where the model runs")] = "auto"
-    dtype: Annotated[Literal["auto", "float32"], Meta(description="dtype of computation and of the KV cache")] = (
-        "auto"
-    )
+    device: Annotated[
+        str,
+        Meta(
+            description="where the model runs: on the CPU, on a GPU, or on the first GPU that there is, else the CPU",
+            pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$",
+            extra={"values": ("auto", "cpu", "cuda", "cuda:N")},
+        ),
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32"], Meta(description="dtype of computation; on a GPU always the weights' own")
+    ] = "auto"
     max_model_len: Annotated[
         Positive | None,
         Meta(description="tokens of prompt and answer together (default: the model's own limit, or what fits)"),
@@ -65,6 +72,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "on the CPU, within 1 GiB)"
         ),
     ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8"],
+        Meta(description="dtype of the KV cache; fp8 holds twice the tokens, less precisely, on a GPU"),
+    ] = "auto"
     tensor_parallel_size: Annotated[int, Meta(description="devices that share the model; 1 so far", ge=1)] = 1
     seed: Annotated[
         Annotated[int, Meta(ge=0, le=_LARGEST)] | None,
@@ -128,6 +139,15 @@ def env_name(name: str) -> str:
 
 def help_of(name: str) -> str:
     return str(FIELDS[name].__metadata__[0].description)
+
+
+def values_of(name: str) -> tuple[str, ...]:
+    """What a setting may be, where that is a few words; else nothing."""
+    kind = FIELDS[name].__origin__
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    named: tuple[str, ...] = (FIELDS[name].__metadata__[0].extra or {}).get("values", ())
+    return named
 
 
 def is_switch(name: str) -> bool:
@@ -221,9 +241,8 @@ def _is_text(value: Any) -> bool:
 
 def _expected(name: str, message: str) -> str:
     """msgspec's wording made plain: "expected int >= 1", "expected one of auto, cpu"."""
-    kind = FIELDS[name].__origin__
-    if get_origin(kind) is Literal:
-        return "expected one of " + ", ".join(get_args(kind))
+    if values_of(name):
+        return "expected one of " + ", ".join(values_of(name))
     message = message.replace("`", "").partition(", got ")[0].removesuffix(" | null")
     return message[:1].lower() + message[1:]
 
@@ -235,10 +254,8 @@ def _split(name: str, text: str) -> Any:
 
 
 def _metavar(name: str) -> str:
-    kind = FIELDS[name].__origin__
-    if get_origin(kind) is Literal:
-        return "{" + ",".join(get_args(kind)) + "}"
-    return name.upper()
+    values = values_of(name)
+    return "{" + ",".join(values) + "}" if values else name.upper()
 
 
 def _help_line(name: str) -> str:

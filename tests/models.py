@@ -114,6 +114,7 @@ def write_chain(
     vocabulary: Vocabulary | None = None,
     *,
     loop: bool = False,
+    head_dim: int = 16,
     max_position: int = 256,
     eos: int | list[int] | None = None,
     **files: Any,
@@ -134,7 +135,7 @@ def write_chain(
         intermediate_size=64,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=max_position,
         eos_token_id=eos,
     )

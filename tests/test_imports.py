@@ -35,7 +35,7 @@ MAY_IMPORT = {
 }
 # Packages from elsewhere: where each may be imported at all.
 THIRD_PARTY = {
-    "cuda": set(),
+    "cuda": {"build", "device"},
     "huggingface_hub": {"build"},
     "jinja2": {"text"},
     "msgspec": {"settings", "messages", "params", "front", "engine", "device", "build", "llm"},
@@ -109,11 +109,23 @@ def test_packages_from_elsewhere_stay_in_their_rooms() -> None:
     assert wrong == []
 
 
+def test_one_file_of_the_devices_imports_the_cuda_bindings() -> None:
+    found = {
+        path.relative_to(APP).as_posix()
+        for path, parts in modules()
+        for _, what, _ in imports(path, parts)
+        if what == "cuda"
+    }
+    assert {name for name in found if name.startswith("device/")} == {"device/cuda/driver.py"}
+
+
 def test_packages_from_elsewhere_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = [*project["dependencies"], *project["optional-dependencies"]["build"]]
+    extras = project["optional-dependencies"]
+    declared = [*project["dependencies"], *extras["build"], *extras["kernels"]]
     names = {requirement.split(">")[0].replace("cuda-bindings", "cuda") for requirement in declared}
-    assert names == set(THIRD_PARTY)
+    compilers = {name for name in names if name.startswith("nvidia-")}  # programs and libraries, not imported
+    assert names - compilers == set(THIRD_PARTY)
 
 
 def test_tests_import_the_installed_name() -> None:

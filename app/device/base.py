@@ -33,6 +33,19 @@ class AttentionShape:
     page_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The largest step: what activations and metadata are sized by."""
+
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    num_tokens: int  # new ones, and so hidden states, of a step
+    num_seqs: int  # in a step
+    num_logits: int  # rows that are sampled or scored at once
+    max_length: int  # of a sequence
+
+
 @dataclass(slots=True)
 class SampleRow:
     """What sampling one sequence needs beside its logits."""
@@ -84,11 +97,12 @@ class Sampled:
 
 
 class Device(Protocol):
-    """A place to compute. `load` and `allocate_pages` come first, in that order, once."""
+    """A place to compute. `load` and `allocate` come first, in that order, once."""
 
     name: str
-    dtype: str
+    dtype: str  # of computation and of the K/V, once the weights are loaded
     default_kv_bytes: int | None  # most that K/V take unless the user says more; None: what the memory has
+    gathers_pages: bool  # attention copies one layer's share of the pages in use while it runs
 
     def available_bytes(self) -> int:
         """Memory that weights, K/V and activations may use now, before the utilization share is taken."""
@@ -102,8 +116,11 @@ class Device(Protocol):
     def page_bytes(self, shape: AttentionShape) -> int:
         """Bytes of one KV page over all layers."""
 
-    def allocate_pages(self, shape: AttentionShape, num_pages: int, cos: Float32, sin: Float32) -> None:
-        """K/V pages, and the rotary table cos, sin: [max_model_len, rotary_dim / 2]."""
+    def activation_bytes(self, shape: AttentionShape, step: StepShape) -> int:
+        """Memory that a step takes beside weights and pages. Raises UnavailableError for a shape that no op takes."""
+
+    def allocate(self, shape: AttentionShape, step: StepShape, num_pages: int, cos: Float32, sin: Float32) -> None:
+        """K/V pages, activations, and the rotary table cos, sin: [step.max_length, rotary_dim / 2]."""
 
     def begin(self, batch: Batch) -> Tensor:
         """The step's metadata in the device's form, passed to the ops below as `step`."""
@@ -130,7 +147,7 @@ class Device(Protocol):
         """activation(gate) * up of gate_up [T, 2 * intermediate]: [T, intermediate]."""
 
     def rows(self, x: Tensor, rows: Int32) -> Tensor:
-        """The named rows of x: [R, hidden]."""
+        """The named rows of x: [R, hidden]. Neighbours, or the batch's sample_rows and then its score_rows."""
 
     def logits(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [R, hidden] times weight [vocab, hidden] transposed, in fp32: [R, vocab]."""

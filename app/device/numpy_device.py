@@ -10,7 +10,7 @@ import numpy as np
 
 from ..messages import TokenLogprob
 from . import host, sampling
-from .base import Activation, AttentionShape, Batch, Float32, Int32, SampleRow
+from .base import Activation, AttentionShape, Batch, Float32, Int32, SampleRow, StepShape
 from .layout import Layout
 from .numpy_attention import PagedAttention, Step
 from .numpy_weights import load_weights, loaded_bytes
@@ -28,6 +28,7 @@ class NumpyDevice:
     dtype = "float32"
     # Host memory is shared with everything else on the machine, so K/V do not claim all of it by default.
     default_kv_bytes: int | None = 1 << 30
+    gathers_pages = True
 
     def __init__(self) -> None:
         self._attention: PagedAttention
@@ -44,7 +45,16 @@ class NumpyDevice:
     def page_bytes(self, shape: AttentionShape) -> int:
         return shape.num_layers * 2 * shape.num_kv_heads * shape.page_size * shape.head_dim * 4
 
-    def allocate_pages(self, shape: AttentionShape, num_pages: int, cos: Float32, sin: Float32) -> None:
+    def activation_bytes(self, shape: AttentionShape, step: StepShape) -> int:
+        """The widest moment of a layer, and the logits with their copies.
+
+        Score matrices and gathered K/V are not in it: they are counted as one layer's share of the pages.
+        """
+        qkv_size = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
+        layer = 3 * step.hidden_size + 2 * qkv_size + 4 * step.intermediate_size
+        return 4 * (step.num_tokens * layer + 3 * step.num_seqs * step.vocab_size)
+
+    def allocate(self, shape: AttentionShape, step: StepShape, num_pages: int, cos: Float32, sin: Float32) -> None:
         self._attention = PagedAttention(shape, num_pages, cos, sin)
 
     def begin(self, batch: Batch) -> Step:

@@ -17,6 +17,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..device.choice import cuda_ordinal
+from ..device.cuda import early
 from ..device.host import usable_cpus
 from ..errors import EXIT_ENGINE, PilotlightError
 from ..messages import (
@@ -133,6 +135,9 @@ def work(line: Line, timeline: Timeline) -> int:
 
 def load(settings: Settings, timeline: Timeline) -> "tuple[Engine, Ready]":
     """The engine on its model. Raises PilotlightError."""
+    ordinal = cuda_ordinal(settings.device)
+    if ordinal is not None:
+        early.begin(ordinal)
     # OpenBLAS counts the machine's CPUs; more threads than a container's quota wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(usable_cpus()))
     with timeline.span("imports"):

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ..device.base import AttentionShape, Batch, Device, Int32, Sampled, Tensor
-from ..device.numpy_device import NumpyDevice
+from ..device.base import AttentionShape, Batch, Device, Int32, Sampled, StepShape, Tensor
+from ..device.choice import open_device
 from ..messages import TokenLogprob
 from ..settings import PAGE_SIZE, Settings
 from ..timeline import Timeline
@@ -15,7 +16,7 @@ from . import decoder
 from .checkpoint import open_checkpoint, untied
 from .config import read_config
 from .families import describe
-from .plan import Memory, Plan, activation_bytes, plan_pages
+from .plan import Memory, Plan, plan_pages
 from .rope import rotary_table
 from .spec import ModelSpec
 
@@ -73,15 +74,27 @@ def load_model(directory: Path, settings: Settings, timeline: Timeline) -> Model
         description = describe(untied(directory, read_config(directory)))
         spec = description.spec
         layout = open_checkpoint(directory, description.tensors, verify=settings.verify)
-    device = NumpyDevice()
+    with timeline.span("device"):
+        device = open_device(settings)
     shape = AttentionShape(
         spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.dim, PAGE_SIZE
     )
+    step = StepShape(
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        vocab_size=spec.vocab_size,
+        num_tokens=max(settings.max_num_batched_tokens, settings.max_num_seqs),
+        num_seqs=settings.max_num_seqs,
+        num_logits=max(settings.max_num_seqs, _SCORED_AT_ONCE),
+        max_length=settings.max_model_len or spec.max_position,
+    )
+    page = device.page_bytes(shape)
     memory = Memory(
         available=device.available_bytes(),
         weights=device.weight_bytes(layout),
-        activations=activation_bytes(spec, settings.max_num_batched_tokens, settings.max_num_seqs),
-        page=device.page_bytes(shape),
+        activations=device.activation_bytes(shape, step),
+        page=page,
+        page_scratch=-(-page // spec.num_layers) if device.gathers_pages else 0,
         default_kv=device.default_kv_bytes,
     )
     plan = plan_pages(
@@ -97,7 +110,7 @@ def load_model(directory: Path, settings: Settings, timeline: Timeline) -> Model
         weights = device.load(layout)
     with timeline.span("kv cache"):
         cos, sin = rotary_table(spec.rope, plan.max_model_len)
-        device.allocate_pages(shape, plan.num_pages, cos, sin)
+        device.allocate(shape, replace(step, max_length=plan.max_model_len), plan.num_pages, cos, sin)
     model = Model(spec, device, weights, plan.max_model_len, plan.num_pages)
     with timeline.span("first forward"):
         model.run(_warm_up())

@@ -21,6 +21,7 @@ class Memory:
     weights: int
     activations: int  # of the largest step
     page: int  # one KV page over all layers
+    page_scratch: int  # what attention takes beside each page in use
     default_kv: int | None = None  # most that K/V take unless the user says more
 
 
@@ -28,15 +29,6 @@ class Memory:
 class Plan:
     max_model_len: int
     num_pages: int
-
-
-def activation_bytes(spec: ModelSpec, num_tokens: int, num_seqs: int) -> int:
-    """Most that a step holds at once in fp32: the widest moment of a layer, and the logits with their copies.
-
-    Score matrices and gathered K/V are not in it: they are counted as one layer's share of the pages.
-    """
-    layer = 3 * spec.hidden_size + 2 * (spec.q_size + 2 * spec.kv_size) + 4 * spec.intermediate_size
-    return 4 * (num_tokens * layer + 3 * num_seqs * spec.vocab_size)
 
 
 def plan_pages(
@@ -62,9 +54,7 @@ def plan_pages(
     budget = int(memory.available * utilization) - memory.weights - memory.activations
     needs = f"weights {_mb(memory.weights)}, activations {_mb(memory.activations)}"
     has = f"{utilization * 100:g}% of the {_mb(memory.available)} that are free"
-    # One layer's share of the pages in use is gathered while attention runs.
-    with_scratch = memory.page + -(-memory.page // spec.num_layers)
-    fitting = max(0, budget) // with_scratch
+    fitting = max(0, budget) // (memory.page + memory.page_scratch)
     source = has
     if kv_bytes is not None:
         if kv_bytes > budget:

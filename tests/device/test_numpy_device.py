@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from pilotlight.device.base import AttentionShape, StepShape
 from pilotlight.device.numpy_device import NumpyDevice
 
 DEVICE = NumpyDevice()
@@ -83,3 +84,13 @@ def test_gate_far_out():
     far = np.array([[-1e4, 1e4, -200.0, 200.0, 1.0, 1.0, 1.0, 1.0]], np.float32)
     for activation in ("silu", "gelu", "gelu_tanh"):
         np.testing.assert_allclose(DEVICE.gate(far, activation), [[0, 1e4, 0, 200]], atol=1e-30)
+
+
+def test_activations_grow_with_the_step():
+    shape = AttentionShape(2, 4, 2, 16, 16, 16)
+
+    def nbytes(tokens, seqs):
+        return DEVICE.activation_bytes(shape, StepShape(64, 128, 320, tokens, seqs, 64, 256))
+
+    assert nbytes(512, 1) > 20 * nbytes(16, 1)
+    assert nbytes(16, 100) - nbytes(16, 1) == 4 * 3 * 99 * 320

@@ -1,0 +1,37 @@
+"""One GPU, opened: its primary context, its name, the figures that launches are computed from."""
+
+from . import driver
+from .errors import NO_DEVICE, CudaError
+from .launch import Gpu
+
+
+class Context:
+    """The primary context of device `ordinal`, current on the thread that opens it, kept until the process ends.
+
+    Raises CudaError, saying what to do, for a driver or a GPU that cannot be used.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        driver.initialize()
+        count = driver.device_count()
+        if ordinal >= count:
+            names = ", ".join(f"cuda:{number}" for number in range(count))
+            raise CudaError(f"--device cuda:{ordinal}: there is no such GPU; there are {names or 'none'}", NO_DEVICE)
+        self.ordinal = ordinal
+        self.name = driver.device_name(ordinal)
+        self._context = driver.retain_primary_context(ordinal)
+        self.bind()
+        self.gpu = Gpu(
+            capability=driver.compute_capability(ordinal),
+            sm_count=driver.multiprocessor_count(ordinal),
+            shared_bytes=driver.shared_bytes(ordinal),
+        )
+
+    def bind(self) -> None:
+        """Makes the context the calling thread's: each thread that calls the driver needs it."""
+        driver.set_current(self._context)
+
+    @property
+    def title(self) -> str:
+        """ "NVIDIA H200 (compute capability 9.0)"."""
+        return "{} (compute capability {}.{})".format(self.name, *self.gpu.capability)
