@@ -43,3 +43,8 @@ class UnavailableError(PilotlightError):
 
 class EngineDiedError(PilotlightError):
     exit_code = EXIT_ENGINE
+
+
+def amount(nbytes: int) -> str:
+    """A size as messages give it: "12.3 MB", "1.23 GB"."""
+    return f"{nbytes / 1e6:,.1f} MB" if nbytes < 1e9 else f"{nbytes / 1e9:,.2f} GB"

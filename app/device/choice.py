@@ -33,23 +33,23 @@ def open_device(settings: "Settings") -> "Device":
 
     So does `auto` for a GPU that is there and has a trouble: the CPU in its place would be slow, and paid like a GPU.
     """
-    from .numpy_device import NumpyDevice
-
     ordinal = cuda_ordinal(settings.device)
     fp8_pages = settings.kv_cache_dtype == "fp8"
     if ordinal is None:
         if fp8_pages:
             raise UsageError("--kv-cache-dtype fp8: the CPU keeps K/V in float32; leave it out")
-        return NumpyDevice()
-    if settings.dtype == "float32":
+    elif settings.dtype == "float32":
         raise UsageError("--dtype float32: a GPU computes in bfloat16 or float16; leave it out, or use --device cpu")
-    from .cuda.device import CudaDevice
-    from .cuda.errors import NO_DEVICE, CudaError
+    else:
+        from .cuda.device import CudaDevice
+        from .cuda.errors import NO_DEVICE, CudaError
 
-    try:
-        return CudaDevice(ordinal, fp8_pages=fp8_pages)
-    except CudaError as error:
-        if settings.device != "auto" or error.code != NO_DEVICE:
-            raise
-        _log.warning("the CPU is used: %s", error)
-        return NumpyDevice()
+        try:
+            return CudaDevice(ordinal, fp8_pages=fp8_pages)
+        except CudaError as error:
+            if settings.device != "auto" or error.code != NO_DEVICE:
+                raise
+            _log.warning("the CPU is used: %s", error)
+    from .numpy_device import NumpyDevice  # here, so that a GPU's start does not load it
+
+    return NumpyDevice()

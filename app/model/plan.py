@@ -7,7 +7,7 @@ numbers and with the largest context that would fit.
 import logging
 from dataclasses import dataclass
 
-from ..errors import UnavailableError, UsageError
+from ..errors import UnavailableError, UsageError, amount
 from .spec import ModelSpec
 
 _log = logging.getLogger(__name__)
@@ -52,27 +52,27 @@ def plan_pages(
             f"--max-model-len {max_model_len} is beyond the model's own limit of {spec.max_position} positions"
         )
     budget = int(memory.available * utilization) - memory.weights - memory.activations
-    needs = f"weights {_mb(memory.weights)}, activations {_mb(memory.activations)}"
-    has = f"{utilization * 100:g}% of the {_mb(memory.available)} that are free"
+    needs = f"weights {amount(memory.weights)}, activations {amount(memory.activations)}"
+    has = f"{utilization * 100:g}% of the {amount(memory.available)} that are free"
     fitting = max(0, budget) // (memory.page + memory.page_scratch)
     source = has
     if kv_bytes is not None:
         if kv_bytes > budget:
             raise UnavailableError(
-                f"the model does not fit: {needs}, --kv-cache-memory-bytes {_mb(kv_bytes)}; there are {has}"
+                f"the model does not fit: {needs}, --kv-cache-memory-bytes {amount(kv_bytes)}; there are {has}"
             )
-        fitting, source = kv_bytes // memory.page, f"--kv-cache-memory-bytes {_mb(kv_bytes)}"
+        fitting, source = kv_bytes // memory.page, f"--kv-cache-memory-bytes {amount(kv_bytes)}"
     wanted = max_model_len or spec.max_position
     pages_wanted = -(-wanted // page_size)
     if fitting < 1:
         raise UnavailableError(
-            f"the model does not fit: {needs}, and {_mb(memory.page)} for each {page_size} tokens of context; "
+            f"the model does not fit: {needs}, and {amount(memory.page)} for each {page_size} tokens of context; "
             f"there are {source}"
         )
     if pages_wanted > fitting:
         largest = fitting * page_size
         message = (
-            f"a context of {wanted} tokens needs {_mb(pages_wanted * memory.page)} of KV cache beside {needs}; "
+            f"a context of {wanted} tokens needs {amount(pages_wanted * memory.page)} of KV cache beside {needs}; "
             f"there are {source}"
         )
         if max_model_len is not None:
@@ -82,7 +82,3 @@ def plan_pages(
     if kv_bytes is None and memory.default_kv is not None:
         fitting = min(fitting, max(memory.default_kv // memory.page, pages_wanted))
     return Plan(wanted, min(fitting, max_num_seqs * pages_wanted))
-
-
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.1f} MB" if nbytes < 1e9 else f"{nbytes / 1e9:,.2f} GB"

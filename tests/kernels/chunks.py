@@ -17,7 +17,7 @@ from pilotlight.device.cuda.attention_prefill import Blocks, Tensors
 from pilotlight.device.cuda.launch import Gpu, Half, Launch
 
 from .harness import Buffer, Card, from_half, to_half
-from .paged import E4M3, NEVER, ROUNDING
+from .paged import E4M3, NEVER, ROUNDING, hold
 
 Array = NDArray[Any]
 
@@ -220,13 +220,6 @@ def check(card: Card, chunks: Chunks, rng: np.random.Generator, *, rows: int = 0
             continue
         start = chunks.starts[sequence]
         out, tolerance = expected(chunks, sequence)
-        got = from_half(result[start : start + new])
-        error = np.abs(got - out)
-        if (error <= tolerance).all():
-            continue
-        worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error / tolerance)), error.shape)
-        raise AssertionError(
-            f"sequence {sequence}, {new} of {chunks.lengths[sequence]} tokens, [token, head, element] "
-            f"{[int(i) for i in worst]}: {got[worst]} instead of {out[worst]}, tolerance {tolerance[worst]}"
-        )
+        what = f"sequence {sequence}, {new} of {chunks.lengths[sequence]} tokens, [token, head, element]"
+        hold(from_half(result[start : start + new]), out, tolerance, what)
     return result

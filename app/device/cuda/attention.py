@@ -58,9 +58,13 @@ class Shape:
         return 16 if self.group > 8 and (self.head_dim, 16) in _BLOCKS else 8
 
     @property
+    def suffix(self) -> str:
+        """Of the entries for these pages and this type: "_fp8_bf16"."""
+        return f"{'_fp8' if self.fp8_pages else ''}_{SUFFIX[self.half]}"
+
+    @property
     def entry(self) -> str:
-        pages = "_fp8" if self.fp8_pages else ""
-        return f"attention_decode_d{self.head_dim}_h{self.rows}{pages}_{SUFFIX[self.half]}"
+        return f"attention_decode_d{self.head_dim}_h{self.rows}{self.suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,6 @@ def decode(
     require_aligned(out=tensors.out, q=tensors.q, pages=tensors.pages, workspace=tensors.workspace)
     splits = max_splits(max_length, window)
     partial, stats = _workspace(shape, sequences, splits, tensors.workspace)
-    exponent = scale * key_scale * math.log2(math.e)  # of 2, per unit of q . k
     items = sequences * splits * shape.kv_heads * -(-shape.group // shape.rows)
     first = Launch(
         module="attention_decode",
@@ -115,7 +118,7 @@ def decode(
         arguments=(
             *(tensors.out, partial, stats, tensors.q, tensors.pages, tensors.table, tensors.lengths),
             *(sequences, table_stride, shape.heads, shape.kv_heads, shape.page_stride, splits, window),
-            *(2.0 * exponent / cap if cap else exponent, cap * math.log2(math.e), float(value_scale)),
+            *score_arguments(scale, cap, key_scale, value_scale),
         ),
     )
     if splits == 1:
@@ -129,6 +132,13 @@ def decode(
         arguments=(tensors.out, partial, stats, tensors.lengths, shape.heads, shape.head_dim, splits, window),
     )
     return first, second
+
+
+def score_arguments(scale: float, cap: float, key_scale: float, value_scale: float) -> tuple[float, float, float]:
+    """What both attention kernels take of them: the factor that makes q . k an exponent of 2, or with a cap twice its
+    share of the cap; the cap as an exponent of 2; value_scale."""
+    exponent = scale * key_scale * math.log2(math.e)
+    return 2.0 * exponent / cap if cap else exponent, cap * math.log2(math.e), float(value_scale)
 
 
 def max_splits(max_length: int, window: int = 0) -> int:

@@ -4,15 +4,14 @@ The list is made here and not on the card because the host knows the lengths: a 
 longest blocks start first. All layers of a step share it.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Int32
-from .attention import Shape
-from .launch import SUFFIX, Gpu, Launch, require_aligned
+from .attention import Shape, score_arguments
+from .launch import Gpu, Launch, require_aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +123,15 @@ def plan(
         raise ValueError(f"prefill of {len(blocks.table)} blocks, scale {scale}, window {window}, cap {cap}")
     require_aligned(out=tensors.out, q=tensors.q, pages=tensors.pages, blocks=tensors.blocks)
     (form,) = (form for form in _FORMS[shape.head_dim] if form.rows == blocks.rows)
-    pages = "_fp8" if shape.fp8_pages else ""
-    exponent = scale * key_scale * math.log2(math.e)  # of 2, per unit of q . k
     return Launch(
         module="attention_prefill",
-        entry=f"attention_prefill_d{shape.head_dim}_r{form.rows}{pages}_{SUFFIX[shape.half]}",
+        entry=f"attention_prefill_d{shape.head_dim}_r{form.rows}{shape.suffix}",
         grid=(len(blocks.table), shape.kv_heads, 1),
         block=(form.warps * 32, 1, 1),
         shared_bytes=form.shared_bytes(shape.head_dim),
         arguments=(
             *(tensors.out, tensors.q, tensors.pages, tensors.table, tensors.blocks),
             *(table_stride, shape.heads, shape.kv_heads, shape.page_stride, window),
-            *(2.0 * exponent / cap if cap else exponent, cap * math.log2(math.e), float(value_scale)),
+            *score_arguments(scale, cap, key_scale, value_scale),
         ),
     )

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from ...errors import ModelDataError, UnavailableError
+from ...errors import ModelDataError, UnavailableError, amount
 from ...messages import TokenLogprob
 from .. import sampling
 from ..base import Activation, AttentionShape, Batch, Float32, Int32, SampleRow, StepShape
@@ -97,7 +97,7 @@ class CudaDevice:
         self._metadata: Metadata
         self._heads: attention.Shape
         self._step: Step
-        _log.info("%s: %s, %s free", self.name, context.title, memory.amount(self.available_bytes()))
+        _log.info("%s: %s, %s free", self.name, context.title, amount(self.available_bytes()))
 
     # --- memory -----------------------------------------------------------------------------------------------
 

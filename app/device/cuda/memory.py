@@ -8,6 +8,7 @@ import ctypes
 import logging
 import mmap
 
+from ...errors import amount
 from . import driver
 from .errors import NOT_SUPPORTED, OUT_OF_MEMORY, CudaError
 
@@ -65,8 +66,3 @@ class HostBuffer:
         if self.pinned:
             self.pinned = False
             driver.unregister_host(self.address)
-
-
-def amount(nbytes: int) -> str:
-    """ "12.3 MB", "1.23 GB"."""
-    return f"{nbytes / 1e6:,.1f} MB" if nbytes < 1e9 else f"{nbytes / 1e9:,.2f} GB"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .attention import Shape
-from .launch import NULL, SUFFIX, Launch, require_aligned
+from .launch import NULL, Launch, require_aligned
 
 Order = Literal["neox", "interleaved"]  # pairs are halves apart, or neighbours
 
@@ -61,10 +61,9 @@ def plan(
         q=tensors.q, pages=tensors.pages, qkv=tensors.qkv, cos=tensors.cos, sin=tensors.sin,
         q_weight=tensors.q_weight, k_weight=tensors.k_weight,
     )  # fmt: skip
-    pages = "_fp8" if shape.fp8_pages else ""
     return Launch(
         module="rope_and_cache",
-        entry=f"rope_and_cache_{order}{pages}_{SUFFIX[shape.half]}",
+        entry=f"rope_and_cache_{order}{shape.suffix}",
         grid=(-(-tokens * _token_warps(shape) // _WARPS), 1, 1),
         block=(_WARPS * 32, 1, 1),
         shared_bytes=0,

@@ -43,15 +43,20 @@ float element_of(uint32_t word, int n) {
   }
 }
 
+// The elements of one register of every lane: values[e][lane].
+template <int element>
+void read_elements(const uint32_t* words, float values[][kLanes]) {
+  for (int e = 0; e < 4 / kWidths[element]; ++e)
+    SOFT_LANES
+      values[e][lane] = element_of<element>(words[lane], e);
+}
+
 template <int element>
 void read_a(const Warp& warp, const int32_t* r, int registers, double a[][kMaxDepth]) {
   constexpr int n = 4 / kWidths[element];
   for (int reg = 0; reg < registers; ++reg) {
-    const uint32_t* words = warp.reg<uint32_t>(r[reg]);
     float values[n][kLanes];
-    for (int e = 0; e < n; ++e)
-      SOFT_LANES
-        values[e][lane] = element_of<element>(words[lane], e);
+    read_elements<element>(warp.reg<uint32_t>(r[reg]), values);
     for (int lane = 0; lane < kLanes; ++lane) {
       double* to = a[(lane >> 2) + 8 * (reg & 1)] + n * (lane & 3) + 4 * n * (reg >> 1);
       for (int e = 0; e < n; ++e) to[e] = double(values[e][lane]);
@@ -63,11 +68,8 @@ template <int element>
 void read_b(const Warp& warp, const int32_t* r, int registers, double b[][kColumns]) {
   constexpr int n = 4 / kWidths[element];
   for (int reg = 0; reg < registers; ++reg) {
-    const uint32_t* words = warp.reg<uint32_t>(r[reg]);
     float values[n][kLanes];
-    for (int e = 0; e < n; ++e)
-      SOFT_LANES
-        values[e][lane] = element_of<element>(words[lane], e);
+    read_elements<element>(warp.reg<uint32_t>(r[reg]), values);
     for (int lane = 0; lane < kLanes; ++lane) {
       for (int e = 0; e < n; ++e) b[n * (lane & 3) + e + 4 * n * reg][lane >> 2] = double(values[e][lane]);
     }
