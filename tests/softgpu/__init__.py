@@ -83,7 +83,7 @@ def findings() -> list[Finding]:
 
 
 def counters() -> dict[str, Any]:
-    """What was counted since the last reset: {"driver": {...}, "kernels": {entry: {...}}}."""
+    """What was counted since the last reset: {"driver": {...}, "calls": {function: n}, "kernels": {entry: {...}}}."""
     counted: dict[str, Any] = json.loads(_handle().softgpu_counters())
     return counted
 

@@ -6,19 +6,19 @@ Apart from the package's front so that `python -m tests.softgpu.build` builds an
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
-import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+
+from pilotlight.build import native_compiler
+from pilotlight.errors import KernelError, UnavailableError
 
 SOURCES = Path(__file__).parent / "src"
 CACHE = Path(__file__).parents[2] / ".cache" / "softgpu"
@@ -45,17 +45,11 @@ _failed: dict[Path, BuildError] = {}  # by the library that was to be built
 
 @cache
 def compiler() -> tuple[str, ...]:
-    """The command that compiles C++: $CXX, g++, clang++, or the one in the wheel `ziglang`."""
-    named = os.environ.get("CXX")
-    if named:
-        return tuple(named.split())
-    for name in ("g++", "clang++"):
-        found = shutil.which(name)
-        if found:
-            return (found,)
-    if importlib.util.find_spec("ziglang"):
-        return (sys.executable, "-m", "ziglang", "c++")
-    raise BuildError("the soft GPU needs a C++20 compiler: install g++ or clang++, or the wheel `ziglang`")
+    """The command that compiles C++."""
+    try:
+        return native_compiler.compiler()
+    except UnavailableError as error:
+        raise BuildError(f"the soft GPU is built from C++: {error}") from None
 
 
 def build(sources: Path = SOURCES, cached: Path = CACHE) -> Path:
@@ -90,19 +84,10 @@ def _build(library: Path, units: list[Path], keys: list[str]) -> None:
 
 
 def _make(target: Path, *arguments: str) -> None:
-    # Written beside the target and renamed, so that nobody ever sees half a file under a name that means it is whole.
-    descriptor, scratch = tempfile.mkstemp(dir=target.parent, suffix=".part")
-    os.close(descriptor)
     try:
-        done = subprocess.run([*compiler(), *arguments, "-o", scratch], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise BuildError(f"{' '.join([*compiler(), *arguments])}\n{done.stderr}")
-        if done.stderr:
-            print(done.stderr, file=sys.stderr, end="")
-        os.chmod(scratch, 0o755)
-        os.replace(scratch, target)
-    finally:
-        Path(scratch).unlink(missing_ok=True)
+        print(native_compiler.make(target, *arguments), file=sys.stderr, end="")
+    except KernelError as error:
+        raise BuildError(str(error)) from None
 
 
 def _forget(cached: Path, kept: set[Path]) -> None:

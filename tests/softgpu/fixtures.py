@@ -40,7 +40,7 @@ class Soft:
 
 
 # What a driver reads from the environment: a test sets what it needs, and finds nothing that another process set.
-_DRIVER_VARIABLES = ("CUDA_MODULE_LOADING", "CUDA_DISABLE_PTX_JIT")
+_DRIVER_VARIABLES = ("CUDA_MODULE_LOADING", "CUDA_DISABLE_PTX_JIT", "CUDA_VISIBLE_DEVICES")
 
 
 @pytest.fixture

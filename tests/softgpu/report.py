@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _COLUMNS = (
-    "kernel", "launches", "blocks", "warp instr.", "lanes", "loaded", "stored",
+    "kernel", "launches", "replays", "blocks", "warp instr.", "lanes", "loaded", "stored",
     "sectors/load", "sectors/store", "async", "shared", "conflicts", "atomics", "local",
 )  # fmt: skip
 
@@ -19,7 +19,7 @@ _COLUMNS = (
 def report(run: dict[str, Any]) -> str:
     """What to read of a run, as lines."""
     counters = run["counters"]
-    parts = [*_findings(run), "", *_driver(counters["driver"])]
+    parts = [*_findings(run), "", *_driver(counters["driver"]), _calls(counters["calls"])]
     if counters["kernels"]:
         parts += ["", *_table(_COLUMNS, (_row(name, kernel) for name, kernel in sorted(counters["kernels"].items())))]
         for name, kernel in sorted(counters["kernels"].items()):
@@ -46,9 +46,15 @@ def _driver(driver: dict[str, int]) -> Iterator[str]:
     )
     yield (
         f"copies: {_bytes(driver['h2d_bytes'])} to the device, {_bytes(driver['d2h_bytes'])} back,"
-        f" {_bytes(driver['d2d_bytes'])} within; {driver['memsets']} fills"
+        f" {_bytes(driver['d2d_bytes'])} within; {driver['memsets']} fills; without holding the host up"
+        f" {_bytes(driver['h2d_async_bytes'])} and {_bytes(driver['d2h_async_bytes'])}"
     )
     yield f"allocations: {driver['allocations']}, synchronizations: {driver['synchronizations']}"
+
+
+def _calls(calls: dict[str, int]) -> str:
+    often = sorted(calls.items(), key=lambda pair: (-pair[1], pair[0]))
+    return "calls: " + ", ".join(f"{name} {count}" for name, count in often if name != "cuGetProcAddress")
 
 
 def _row(name: str, kernel: dict[str, Any]) -> tuple[str, ...]:
@@ -57,6 +63,7 @@ def _row(name: str, kernel: dict[str, Any]) -> tuple[str, ...]:
     return (
         name,
         str(kernel["launches"]),
+        str(kernel["replays"]),
         str(kernel["blocks"]),
         str(instructions),
         _ratio(kernel["lane_instructions"], instructions),

@@ -1,11 +1,13 @@
 """Images: PTX and its errors, cubins by architecture, and what the played driver refuses."""
 
 import ctypes
+import json
 import struct
 import time
 from pathlib import Path
 
 import pytest
+from cuda.bindings import driver
 
 from tests.softgpu.fixtures import Soft
 
@@ -175,3 +177,73 @@ class TestCubins:
         start()
         assert code("cuModuleLoadData", struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0)) == calls.NOT_SUPPORTED
         assert len(soft.take_findings("unsupported")) == 1
+
+
+class TestLoadedAgain:
+    """What is large is decoded once a process; nobody may tell but by the time that it takes."""
+
+    PADDING = "\n".join(f"// {number}" for number in range(10_000))
+
+    def load(self, *entries: str, before: str = "") -> object:
+        return ok("cuModuleLoadData", calls.module(*entries, before=f"{before}\n{self.PADDING}"))
+
+    def test_after_a_reset(self, soft: Soft) -> None:
+        for value in (3, 4):
+            soft.reset()
+            start()
+            loaded = self.load(calls.entry("store", calls.STORE), before=".global .align 4 .u32 kUnused = 7;")
+            out = calls.words(1)
+            calls.launch(ok("cuModuleGetFunction", loaded, b"store"), out, value)
+            assert calls.read(out) == [value]
+            assert calls.read(int(ok("cuModuleGetGlobal", loaded, b"kUnused")[0])) == [7]
+            assert soft.counters()["kernels"]["store"]["instructions"]["st.global"] == 1
+
+    def test_one_load_outlives_another(self, soft: Soft) -> None:
+        start()
+        first, second = (self.load(calls.entry("store", calls.STORE)) for _ in range(2))
+        kernel = ok("cuModuleGetFunction", second, b"store")
+        ok("cuModuleUnload", first)
+        out = calls.words(1)
+        calls.launch(kernel, out, 5)
+        assert calls.read(out) == [5]
+
+    def test_each_load_has_variables_of_its_own(self, soft: Soft) -> None:
+        start()
+        body = "mov.u64 %rd1, kept;\n" + calls.ADD
+        before = ".visible .global .align 4 .u32 kept = 10;"
+        loads = [self.load(calls.entry("add", body), before=before) for _ in range(2)]
+        for loaded, value in zip(loads, (1, 2), strict=True):
+            calls.launch(ok("cuModuleGetFunction", loaded, b"add"), 0, value)
+        values = [calls.read(int(ok("cuModuleGetGlobal", loaded, b"kept")[0])) for loaded in loads]
+        assert values == [[11], [12]]
+
+    def test_the_seed_decides_again_what_is_fused(self, soft: Soft) -> None:
+        """(1 + 2^-12)^2 - (1 + 2^-11) is 2^-24 by one fma and 0 by two roundings."""
+        body = (
+            ".reg .f32 %f<3>;\nmov.f32 %f1, 0f3F800800;\nmul.f32 %f2, %f1, %f1;\nadd.f32 %f2, %f2, 0fBF801000;\n"
+            "st.global.f32 [%rd1], %f2;"
+        )
+        seen = set()
+        for seed in range(16):
+            soft.reset(seed=seed)
+            start()
+            out = calls.words(1)
+            calls.launch(ok("cuModuleGetFunction", self.load(calls.entry("store", body)), b"store"), out, 0)
+            seen.add(calls.read(out)[0])
+        assert seen == {0, 0x33800000}
+
+    def test_files_that_change_are_read_again(self, soft: Soft, tmp_path: Path) -> None:
+        register = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
+        for value, registers in ((3, 40), (45, 8)):
+            text = calls.module(calls.entry("store", f"mov.u32 %r1, {value};\n" + calls.STORE))
+            (tmp_path / "kernels.ptx").write_bytes(text[:-1])
+            figures = {"architectures": {"sm_80": {"registers": registers}}}
+            manifest = {"modules": {"kernels": {"entries": {"store": figures}}}}
+            (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+            soft.reset(ptx_directory=tmp_path)
+            start()
+            (store,) = calls.functions(cubin("store"), "store")
+            out = calls.words(1)
+            calls.launch(store, out, 0)
+            assert calls.read(out) == [value]
+            assert ok("cuFuncGetAttribute", register, store) == registers

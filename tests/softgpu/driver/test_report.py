@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import softgpu
 from tests.softgpu.fixtures import Soft
 
 from . import calls
@@ -40,9 +41,10 @@ def test_a_process_leaves_its_report(tmp_path: Path) -> None:
     assert lines[0] == "findings: 1"
     assert "unsupported: cuMemAllocManaged" in lines[1]
     assert "launches: 3 by call, 0 by 0 graph replays" in text
+    assert "calls: cuLaunchKernel 3," in text
     head = next(line.split() for line in lines if line.startswith("kernel"))
     row = next(line.split() for line in lines if line.startswith("store  "))
-    assert row[:4] == ["store", "3", "3", str(sum(kernel["instructions"].values()))]
+    assert row[:5] == ["store", "3", "0", "3", str(sum(kernel["instructions"].values()))]
     assert "sectors/store" in head
     assert "4.00" in row  # sectors of a warp that stores adjacent words
     assert any(line.split()[:2] == ["st.global", "6"] for line in lines)
@@ -66,3 +68,62 @@ def test_a_reset_leaves_one_too(soft: Soft, tmp_path: Path) -> None:
     ok("cuMemAlloc", 64)
     soft.reset()
     assert json.loads(file.read_text())["counters"]["driver"]["allocations"] == 1
+
+
+# Three waits of three kinds, a line after each; then more work that nobody waits for.
+KILLED = """
+import sys
+from tests.softgpu.driver.calls import *
+start()
+add, = functions(KERNELS, "add")
+out = words(1)
+event = ok("cuEventCreate", 2)
+
+def synchronize():
+    ok("cuEventSynchronize", event)
+
+def query():
+    while code("cuEventQuery", event):
+        pass
+
+for wait in (synchronize, query, lambda: ok("cuCtxSynchronize")):
+    launch(add, out, 1)
+    ok("cuEventRecord", event, 0)
+    wait()
+    print("waited", flush=True)
+    sys.stdin.readline()
+ok("cuMemAlloc", 64)
+print("more", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_killed_process_leaves_what_it_had_waited_for(tmp_path: Path) -> None:
+    """A whole report at every moment, under the process's own number."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED],
+        cwd=ROOT,
+        env=softgpu.environment(report=tmp_path / "run-%p.json", report_at_waits=True),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    file = tmp_path / f"run-{process.pid}.json"
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        launches = []
+        for line in process.stdout:
+            counters = json.loads(file.read_text())["counters"]
+            launches.append(counters["kernels"]["add"]["launches"])
+            if line == "more\n":
+                break
+            process.stdin.write("\n")
+            process.stdin.flush()
+        allocations = counters["calls"]["cuMemAlloc"]
+    finally:
+        process.kill()
+        process.communicate()
+    assert launches == [1, 2, 3, 3]
+    assert allocations == 1  # the second was waited for by nobody
+    assert json.loads(file.read_text())["counters"] == counters

@@ -1,7 +1,6 @@
 // Copies and fills: which of them hold the host up, and which only look as if they did (driver API, "API
 // synchronization behavior").
 #include "config.hpp"
-#include "counters.hpp"
 #include "driver.hpp"
 #include "findings.hpp"
 
@@ -24,12 +23,6 @@ void find_pinned(Place& place, uint64_t width, uint64_t rows) {
 }
 
 int device_of(const Place& place) { return static_cast<int>((place.address - kDeviceBase) / kDeviceStride); }
-
-void count(const CopyWork& copy) {
-  const uint64_t bytes = copy.width * copy.rows;
-  DriverCounters& counters = driver_counters();
-  (copy.to.host ? counters.d2h_bytes : copy.from.host ? counters.h2d_bytes : counters.d2d_bytes) += bytes;
-}
 
 void check_strict(Call& call, const CopyWork& copy) {
   if (!config().strict_copies) return;
@@ -55,7 +48,6 @@ int copy(Call& call, CopyWork work, Form form, void* handle) {
     work.dropped =
         config().peer_writes_dropped && (peers.count(device_of(work.to)) || peers.count(device_of(work.from)));
   }
-  count(work);
   const bool pageable = (work.from.host && !work.from.pinned) || (work.to.host && !work.to.pinned);
   const bool through_host = work.from.host || work.to.host;
   const bool holds_up = through_host && (form == Form::Synchronous || pageable);
@@ -63,6 +55,7 @@ int copy(Call& call, CopyWork work, Form form, void* handle) {
     enqueue(call, stream, std::move(work));
     return kSuccess;
   }
+  work.holds_up = holds_up;
   if (holds_up) check_strict(call, work);
   const bool waits = holds_up && !(work.from.host && !work.from.pinned && !work.to.host);
   if (!waits && pageable) {
@@ -90,7 +83,6 @@ int fill_call(const char* name, DevicePointer to, size_t pitch, unsigned value, 
     check(fill);
     if (width == 0 || rows == 0) return kSuccess;
     enqueue(call, stream, fill);  // the synchronous form does not wait either
-    driver_counters().memsets++;
     return kSuccess;
   });
 }

@@ -1,13 +1,15 @@
 // cuInit, versions and devices.
+#include <strings.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <string>
 
 #include "config.hpp"
 #include "driver.hpp"
 #include "driver_profile.hpp"
+#include "visible_devices.hpp"
 
 using namespace soft;
 
@@ -20,10 +22,20 @@ int injected(int error, double seconds, double& first) {
   return seconds == 0 || seconds_now() - first < seconds ? error : kSuccess;
 }
 
-std::string pci_name(int device) {
+std::string pci_name(const Device& device) {
   char text[32];
-  std::snprintf(text, sizeof text, "0000:%02X:00.0", 1 + device);
+  std::snprintf(text, sizeof text, "0000:%02X:00.0", 1 + device.card);
   return text;
+}
+
+int get_uuid(Uuid* out, int device, bool of_slice) {
+  return call("cuDeviceGetUuid", kInitialized, [&](Call&) -> int {
+    require(out != nullptr, kInvalidValue);
+    const int card = device_at(device).card;
+    const UuidBytes uuid = of_slice ? slice_uuid(card) : card_uuid(card);
+    std::copy(uuid.begin(), uuid.end(), out->bytes);
+    return kSuccess;
+  });
 }
 
 bool can_reach(int device, int peer) { return device != peer && config().peer_access && !config().mig; }
@@ -37,8 +49,9 @@ SOFT_API int cuInit(unsigned flags) {
     if (state.process == getpid()) return state.sticky;
     const int error = injected(config().init_error, config().init_error_seconds, state.first_init);
     if (error != 0) return error;
-    require(config().devices > 0, kNoDevice);
-    state.devices.resize(config().devices);
+    const std::vector<int> cards = visible_cards();
+    require(!cards.empty(), kNoDevice);
+    for (const int card : cards) state.devices.push_back({.card = card});
     state.process = getpid();
     return kSuccess;
   });
@@ -79,16 +92,9 @@ SOFT_API int cuDeviceGetName(char* name, int length, int device) {
   });
 }
 
-SOFT_API int cuDeviceGetUuid_v2(Uuid* uuid, int device) {
-  return call("cuDeviceGetUuid", kInitialized, [&](Call&) -> int {
-    require(uuid != nullptr, kInvalidValue);
-    device_at(device);
-    std::memcpy(uuid->bytes, "soft-gpu-device", 16);
-    uuid->bytes[15] = static_cast<uint8_t>(device);
-    return kSuccess;
-  });
-}
-SOFT_API int cuDeviceGetUuid(Uuid* uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
+// The second version tells MIG devices apart; the first gives the card that they are slices of.
+SOFT_API int cuDeviceGetUuid_v2(Uuid* uuid, int device) { return get_uuid(uuid, device, config().mig); }
+SOFT_API int cuDeviceGetUuid(Uuid* uuid, int device) { return get_uuid(uuid, device, false); }
 
 SOFT_API int cuDeviceTotalMem_v2(size_t* bytes, int device) {
   return call("cuDeviceTotalMem", kInitialized, [&](Call&) -> int {
@@ -102,8 +108,7 @@ SOFT_API int cuDeviceTotalMem_v2(size_t* bytes, int device) {
 SOFT_API int cuDeviceGetAttribute(int* value, int number, int device) {
   return call("cuDeviceGetAttribute", kInitialized, [&](Call&) -> int {
     require(value != nullptr, kInvalidValue);
-    device_at(device);
-    const auto found = attribute(device, number);
+    const auto found = attribute(device_at(device).card, number);
     require(found.has_value(), kInvalidValue);
     *value = *found;
     return kSuccess;
@@ -123,8 +128,7 @@ SOFT_API int cuDeviceComputeCapability(int* major, int* minor, int device) {
 SOFT_API int cuDeviceGetPCIBusId(char* text, int length, int device) {
   return call("cuDeviceGetPCIBusId", kInitialized, [&](Call&) -> int {
     require(text != nullptr && length > 0, kInvalidValue);
-    device_at(device);
-    std::snprintf(text, length, "%s", pci_name(device).c_str());
+    std::snprintf(text, length, "%s", pci_name(device_at(device)).c_str());
     return kSuccess;
   });
 }
@@ -133,7 +137,7 @@ SOFT_API int cuDeviceGetByPCIBusId(int* device, const char* text) {
   return call("cuDeviceGetByPCIBusId", kInitialized, [&](Call&) -> int {
     require(device != nullptr && text != nullptr, kInvalidValue);
     for (int ordinal = 0; ordinal < static_cast<int>(driver().devices.size()); ordinal++) {
-      if (strcasecmp(pci_name(ordinal).c_str(), text) != 0) continue;
+      if (strcasecmp(pci_name(driver().devices[ordinal]).c_str(), text) != 0) continue;
       *device = ordinal;
       return kSuccess;
     }

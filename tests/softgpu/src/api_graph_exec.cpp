@@ -65,12 +65,16 @@ SOFT_API int cuGraphUpload(void* handle, void* stream) {
   });
 }
 
+// A launch in flight goes on to its end, and only then is the memory free (the call's description).
 SOFT_API int cuGraphExecDestroy(void* handle) {
   return call("cuGraphExecDestroy", kContext | kIdle, [&](Call& call) -> int {
     Driver& state = driver();
     GraphExec& executable = state.executables.get(handle, kInvalidValue);
-    if (executable.running != nullptr) state.queue.wait(call, executable.running->end);
-    release_block(executable.cost);
+    if (executable.running != nullptr && executable.running->end->state != State::Done) {
+      state.queue.add(FreeWork{executable.cost}, {executable.running->end}, call.name);
+    } else {
+      release_block(executable.cost);
+    }
     state.executables.remove(&executable);
     return kSuccess;
   });

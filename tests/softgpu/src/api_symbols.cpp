@@ -4,7 +4,8 @@
 // that is refused by name when it is called without being built) from one that this driver never heard of.
 #include "api_symbols.hpp"
 
-#include <string>
+#include <algorithm>
+#include <iterator>
 
 namespace soft {
 namespace {
@@ -214,6 +215,11 @@ constexpr ApiSymbol kSymbols[] = {
 }  // namespace
 
 std::span<const ApiSymbol> api_symbols() { return kSymbols; }
+
+bool is_api_call(std::string_view name) {
+  const auto named = [&](const ApiSymbol& symbol) { return symbol.base() == name; };
+  return name == "cuGraphInstantiate" || std::any_of(std::begin(kSymbols), std::end(kSymbols), named);
+}
 
 std::string_view ApiSymbol::base() const {
   std::string_view name = exported;

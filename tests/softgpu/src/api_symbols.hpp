@@ -13,4 +13,5 @@ struct ApiSymbol {
 };
 
 std::span<const ApiSymbol> api_symbols();
+bool is_api_call(std::string_view name);  // "cuMemAlloc": a function by its base, or by the name that cuda.h gives it
 }  // namespace soft

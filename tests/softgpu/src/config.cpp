@@ -10,6 +10,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "api_symbols.hpp"
+
 extern char** environ;
 
 namespace soft {
@@ -68,13 +70,15 @@ struct Knob {
 
 #define KNOB(name) {#name, [](const std::string& text) { return parse(text, current.name); }}
 constexpr Knob kKnobs[] = {
-    KNOB(capability), KNOB(devices), KNOB(sm_count), KNOB(memory_bytes), KNOB(free_memory_off), KNOB(mig),
-    KNOB(peer_access), KNOB(peer_writes_dropped), KNOB(driver_version), KNOB(ptx_directory), KNOB(seed), KNOB(jitter),
-    KNOB(fuse), KNOB(adversarial), KNOB(resident_blocks), KNOB(block_order), KNOB(warp_order), KNOB(threads),
-    KNOB(instruction_limit), KNOB(allow_float_atomics), KNOB(checks), KNOB(init_error), KNOB(init_error_seconds),
-    KNOB(context_error), KNOB(context_error_seconds), KNOB(host_register_error), KNOB(pin_seconds_per_gb),
-    KNOB(module_load_seconds), KNOB(ptx_jit_error), KNOB(graph_instantiate_error), KNOB(launch_error),
-    KNOB(fault_at_launch), KNOB(strict_copies), KNOB(report),
+    KNOB(capability), KNOB(devices), KNOB(sm_count), KNOB(memory_bytes), KNOB(free_memory_off),
+    KNOB(free_memory_drift), KNOB(mig), KNOB(peer_access), KNOB(peer_writes_dropped), KNOB(driver_version),
+    KNOB(ptx_directory), KNOB(seed), KNOB(jitter), KNOB(fuse), KNOB(adversarial), KNOB(resident_blocks),
+    KNOB(block_order), KNOB(warp_order), KNOB(threads), KNOB(instruction_limit), KNOB(allow_float_atomics),
+    KNOB(checks), KNOB(strict_copies), KNOB(init_error), KNOB(init_error_seconds), KNOB(context_error),
+    KNOB(context_error_seconds), KNOB(host_register_error), KNOB(pin_seconds_per_gb), KNOB(module_load_seconds),
+    KNOB(ptx_jit_error), KNOB(graph_instantiate_error), KNOB(fail_call), KNOB(fail_at), KNOB(fail_error),
+    KNOB(launch_error), KNOB(fault_at_launch), KNOB(hang_at_launch), KNOB(faults_once), KNOB(report),
+    KNOB(report_at_waits),
 };
 #undef KNOB
 
@@ -113,6 +117,7 @@ void check_ranges() {
   require(is_order(current.block_order), "block_order (forward, reverse or shuffle)");
   require(is_order(current.warp_order), "warp_order (forward, reverse or shuffle)");
   require(current.resident_blocks >= 0 && current.threads >= 0, "resident_blocks or threads");
+  require(current.fail_call.empty() || is_api_call(current.fail_call), "fail_call (a function's name, without _v2)");
 }
 
 }  // namespace

@@ -14,8 +14,9 @@ struct Config {
   int devices = 1;
   int sm_count = 4;
   uint64_t memory_bytes = 141ull << 30;  // of each device; reserved sparsely
-  int64_t free_memory_off = 0;      // bytes that cuMemGetInfo reports less than are there
-  bool mig = false;                 // few SMs, no peer access
+  int64_t free_memory_off = 0;      // bytes that cuMemGetInfo reports less than are there (negative: more)
+  int64_t free_memory_drift = 0;    // and less again at each call than at the call before: others allocate
+  bool mig = false;                 // one device, a slice of a card: few SMs, no peer access
   bool peer_access = true;
   bool peer_writes_dropped = false; // peer access is granted and writes vanish
   // The driver.
@@ -45,9 +46,18 @@ struct Config {
   double module_load_seconds = 0;
   int ptx_jit_error = 0;            // loading PTX text: 221 where the compiler's library is missing ...
   int graph_instantiate_error = 0;
-  int launch_error = 0;             // 700, 719 ...: the fault_at_launch-th launch leaves the context with it
-  uint64_t fault_at_launch = 0;     // from 1; 0: none
-  std::string report;               // file that takes findings and counters as JSON when the process ends or faults
+  std::string fail_call;            // the fail_at-th call of this function does nothing and returns fail_error
+  uint64_t fail_at = 1;             // from 1, of the calls that pass the driver's own checks
+  int fail_error = 2;
+  int launch_error = 0;             // 700, 719 ...: the fault_at_launch-th kernel leaves the context with it
+  uint64_t fault_at_launch = 0;     // from 1, in the order in which they run, graphs' nodes included; 0: none
+  uint64_t hang_at_launch = 0;      // this one never ends, and what comes after it never runs
+  std::string faults_once;          // file that the first of these (call, fault, hang) makes; where it is, none happens:
+                                    // a process that is started again in the same environment works
+  // What it leaves.
+  std::string report;               // file that takes findings and counters as JSON when the process ends or faults;
+                                    // %p in its name is the process's number
+  bool report_at_waits = false;     // and whenever work was waited for: there is one though the process be killed
 };
 
 const Config& config();

@@ -25,9 +25,9 @@ std::string access_json(const AccessCount& count) {
          field("sectors", count.sectors) + ", " + field("ideal", count.ideal);
 }
 
-std::string instructions_json(const std::map<std::string, uint64_t>& instructions) {
+std::string counts_json(const std::map<std::string, uint64_t>& counts) {
   std::string out;
-  for (const auto& [opcode, count] : instructions) out += (out.empty() ? "" : ", ") + field(opcode.c_str(), count);
+  for (const auto& [name, count] : counts) out += (out.empty() ? "" : ", ") + field(name.c_str(), count);
   return "{" + out + "}";
 }
 
@@ -48,8 +48,8 @@ std::string kernel_json(const KernelCounters& counters) {
       {"local", &counters.local},             {"async_copy", &counters.async_copy},
       {"atomics", &counters.atomics}};
   std::string out = "{" + field("launches", counters.launches) + ", " + field("blocks", counters.blocks) + ", " +
-                    field("warps", counters.warps) + ", " + field("lane_instructions", counters.lane_instructions) +
-                    ",\n   \"instructions\": " + instructions_json(counters.instructions);
+                    field("warps", counters.warps) + ", " + field("replays", counters.replays) + ", " + field("lane_instructions", counters.lane_instructions) +
+                    ",\n   \"instructions\": " + counts_json(counters.instructions);
   for (const auto& [name, count] : accesses) out += ",\n   " + json_string(name) + ": {" + access_json(*count) + "}";
   return out + ",\n   \"sites\": " + sites_json(counters.sites) + "}";
 }
@@ -60,6 +60,7 @@ void KernelCounters::add(const KernelCounters& other) {
   launches += other.launches;
   blocks += other.blocks;
   warps += other.warps;
+  replays += other.replays;
   lane_instructions += other.lane_instructions;
   for (const auto& [opcode, count] : other.instructions) instructions[opcode] += count;
   soft::add(global_load, other.global_load);
@@ -98,11 +99,13 @@ std::string counters_json() {
                                                      {"d2h_bytes", driver.d2h_bytes},
                                                      {"d2d_bytes", driver.d2d_bytes},
                                                      {"memsets", driver.memsets},
+                                                     {"h2d_async_bytes", driver.h2d_async_bytes},
+                                                     {"d2h_async_bytes", driver.d2h_async_bytes},
                                                      {"allocations", driver.allocations},
                                                      {"synchronizations", driver.synchronizations}};
   std::string out = "{\"driver\": {";
   for (const auto& [name, value] : fields) out += (out.back() == '{' ? "" : ", ") + field(name, value);
-  out += "},\n \"kernels\": {";
+  out += "},\n \"calls\": " + counts_json(driver.calls) + ",\n \"kernels\": {";
   bool first = true;
   for (const auto& [name, counters] : kernels) {
     out += (first ? "\n  " : ",\n  ") + json_string(name) + ": " + kernel_json(counters);

@@ -19,6 +19,7 @@ struct SiteCount { std::string text, source; AccessCount count; };
 
 struct KernelCounters {
   uint64_t launches = 0, blocks = 0, warps = 0;
+  uint64_t replays = 0;                          // of the launches, those that were nodes of a graph
   // Warp instructions by opcode as written up to the types: "mma.sync", "ld.global".
   std::map<std::string, uint64_t> instructions;
   uint64_t lane_instructions = 0;                // active lanes summed: / (32 * instructions) is the convergence
@@ -31,9 +32,13 @@ struct KernelCounters {
 void merge_counters(const std::string& kernel, const KernelCounters& counters);
 struct DriverCounters {
   uint64_t launches = 0, graph_launches = 0, graph_kernel_nodes = 0, captures = 0, instantiations = 0;
-  uint64_t h2d_bytes = 0, d2h_bytes = 0, d2d_bytes = 0, memsets = 0, allocations = 0, synchronizations = 0;
+  // Of copies and fills that have run, a graph's nodes at each replay.
+  uint64_t h2d_bytes = 0, d2h_bytes = 0, d2d_bytes = 0, memsets = 0;
+  uint64_t h2d_async_bytes = 0, d2h_async_bytes = 0;  // of these, by copies that did not hold the host up
+  uint64_t allocations = 0, synchronizations = 0;
+  std::map<std::string, uint64_t> calls = {};  // by function, those that passed the driver's own checks
 };
 DriverCounters& driver_counters();  // guarded by the driver's lock
-std::string counters_json();        // {"driver": {...}, "kernels": {"name": {...}}}
+std::string counters_json();        // {"driver": {...}, "calls": {"cuMemAlloc": n}, "kernels": {"name": {...}}}
 void clear_counters();
 }  // namespace soft

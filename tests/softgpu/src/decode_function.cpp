@@ -57,6 +57,16 @@ void lay_out(const ParsedModule& module, Function& function) {
     if (variable.space == Space::Shared && variable.dynamic) variable.address = code.dynamic_offset;
   }
 }
+
+// A launch counts by number and names what it has counted at its end.
+void name_opcodes(Code& code) {
+  std::unordered_map<std::string_view, uint32_t> numbers;
+  for (const Instruction& instruction : code.instructions) {
+    const auto [known, added] = numbers.try_emplace(instruction.line->counter, uint32_t(code.opcodes.size()));
+    if (added) code.opcodes.push_back(instruction.line->counter);
+    code.opcode_of.push_back(known->second);
+  }
+}
 }  // namespace
 
 void decode(const ParsedModule& module, Function& function) {
@@ -75,5 +85,6 @@ void decode(const ParsedModule& module, Function& function) {
   }
   if (config().fuse) contract(function);
   resolve_flow(function);
+  name_opcodes(code);
 }
 }  // namespace soft

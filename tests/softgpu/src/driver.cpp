@@ -12,6 +12,7 @@
 #include "config.hpp"
 #include "counters.hpp"
 #include "findings.hpp"
+#include "injected.hpp"
 
 namespace soft {
 namespace {
@@ -27,6 +28,19 @@ struct Start {
 };
 
 bool in_context(const ThreadState& thread) { return !thread.stack.empty() && thread.stack.back() != nullptr; }
+
+// What a driver checks first. It may wait, so it may find a fault that was not there when the call came in.
+int check(Call& call, unsigned needs) {
+  const Driver& state = driver();
+  const ThreadState& thread = thread_state();
+  if (needs == kAlways) return kSuccess;
+  if (thread.in_host_function) return kNotPermitted;
+  if (state.sticky != 0) return state.sticky;
+  if ((needs & kContext) == kContext && !in_context(thread)) return kInvalidContext;
+  if ((needs & kUnsafe) != 0 && capture_forbids(call)) return kCaptureUnsupported;
+  if ((needs & kIdle) != 0) call.wait_idle();
+  return state.sticky;
+}
 }  // namespace
 
 Driver& driver() {
@@ -60,21 +74,10 @@ Call::Call(const char* called, unsigned needs) : name(called) {
     return;
   }
   lock = std::unique_lock(state.lock);
-  ThreadState& thread = thread_state();
-  if (needs == kAlways) return;
-  if (thread.in_host_function) {
-    refused = kNotPermitted;
-  } else if (state.sticky != 0) {
-    refused = state.sticky;
-  } else if ((needs & kContext) == kContext && !in_context(thread)) {
-    refused = kInvalidContext;
-  } else if ((needs & kUnsafe) != 0 && capture_forbids(*this)) {
-    refused = kCaptureUnsupported;
-  } else if ((needs & kIdle) != 0) {
-    wait_idle();
-    if (state.sticky != 0) refused = state.sticky;
-  }
+  refused = check(*this, needs);
 }
+
+void Call::count() { refused = failed_call(name, ++driver_counters().calls[name]); }
 
 void Call::wait_idle() {
   driver().changed.wait(lock, [] { return !driver().queue.busy(); });
@@ -156,6 +159,7 @@ void reset_driver(const std::string& knobs) {
   state.process = state.sticky = 0;
   state.next_id = 1;
   state.launches = 0;
+  state.memory_questions = 0;
   state.first_init = state.first_context = -1;
   reset_memory();
   clear_findings();
@@ -167,9 +171,13 @@ void reset_driver(const std::string& knobs) {
 void write_report() {
   static const int process = getpid();
   if (config().report.empty() || getpid() != process) return;  // not a forked child's
-  std::ofstream file(config().report);
-  file << "{\"findings\": " << findings_json() << ", \"counters\": " << counters_json()
-       << ", \"fault\": " << driver().sticky << "}\n";
+  std::string name = config().report;
+  if (const size_t at = name.find("%p"); at != std::string::npos) name.replace(at, 2, std::to_string(process));
+  // Renamed into place: whoever reads it, or kills this process meanwhile, finds a whole one.
+  const std::string scratch = name + ".part";
+  std::ofstream(scratch) << "{\"findings\": " << findings_json() << ", \"counters\": " << counters_json()
+                         << ", \"fault\": " << driver().sticky << "}\n";
+  std::rename(scratch.c_str(), name.c_str());
 }
 
 // --- memory ------------------------------------------------------------------------------------------------------

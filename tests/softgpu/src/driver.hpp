@@ -77,13 +77,14 @@ struct Context {
 };
 
 struct Device {
+  int card = 0;  // by which nvidia-smi would count it
   Context* primary = nullptr;
   int retained = 0;
   uint32_t primary_flags = 0;
 };
 
-struct
-    DeviceBlock {  // an allocation as the driver sees it: who owns it, and which of those that had its address it is
+// An allocation as the driver sees it: who owns it, and which of those that had its address it is.
+struct DeviceBlock {
   uint64_t bytes = 0, serial = 0;
   Context* context = nullptr;
 };
@@ -101,7 +102,8 @@ struct Driver {
   int process = 0;                             // that called cuInit; 0: nobody yet
   int sticky = 0;                              // the fault that every call returns from now on
   uint64_t next_id = 1;                        // contexts, streams, captures, launches
-  uint64_t launches = 0;                       // kernels started, for fault_at_launch
+  uint64_t launches = 0;                       // kernels started, those of graphs among them
+  int64_t memory_questions = 0;                // cuMemGetInfo calls, for free_memory_drift
   double first_init = -1, first_context = -1;  // when the calls that a knob makes fail were made first
   std::vector<Device> devices;
   Registry<Context> contexts;
@@ -144,12 +146,14 @@ class Call {
   std::unique_lock<std::mutex> lock;
   int refused = 0;
   Context& context() const { return *thread_state().stack.back(); }
+  void count();  // refuses it where a knob makes it fail
   void wait_idle();
 };
 
 template <class Body>
 int call(const char* name, unsigned needs, Body body) {
   Call call(name, needs);
+  if (call.refused == 0) call.count();
   if (call.refused != 0) return call.refused;
   try {
     return body(call);

@@ -56,7 +56,7 @@ int active_blocks(int registers_per_thread, int threads, uint64_t shared_bytes) 
 }
 
 // By the number of CUdevice_attribute. What is no figure of the card is 1 for "can" and 0 for "cannot".
-std::optional<int> attribute(int device, int number) {
+std::optional<int> attribute(int card_number, int number) {
   const Profile& card = profile();
   const int newest = config().driver_version >= 13000 ? 147 : config().driver_version >= 12080 ? 143 : 137;
   if (number <= 0 || number > newest) return std::nullopt;
@@ -82,7 +82,7 @@ std::optional<int> attribute(int device, int number) {
     case 29: case 43: case 62: case 65: return 2048;
     case 31: return 1;                                      // concurrent kernels
     case 32: return card.ecc;
-    case 33: return 1 + device;                             // PCI bus
+    case 33: return 1 + card_number;                        // PCI bus
     case 36: return card.memory_khz;
     case 37: return card.bus_bits;
     case 38: return card.l2_bytes;
@@ -95,7 +95,7 @@ std::optional<int> attribute(int device, int number) {
     case 78: case 79: case 80: return 1;                    // priorities, L1 for global and local
     case 81: return card.shared_per_multiprocessor;
     case 83: return 1;                                      // managed memory
-    case 85: return device;                                 // multi-GPU board group
+    case 85: return card_number;                            // multi-GPU board group
     case 87: return card.double_ratio;
     case 89: case 90: case 91: return 1;                    // concurrent managed access, preemption, host pointers
     case 94: case 95: case 122: case 123: return 1;         // wait values, cooperative launch

@@ -30,7 +30,7 @@ constexpr uint32_t kSharedDefault = 48 << 10;  // what a block gets without aski
 
 const Profile& profile();  // of the configured capability; where that is unknown, of the newest before it
 int multiprocessors();
-std::optional<int> attribute(int device, int number);  // none: no such attribute
+std::optional<int> attribute(int card_number, int number);  // none: no such attribute
 
 // Registers that a block takes, allocation granularity included.
 int block_registers(int registers_per_thread, int threads);

@@ -5,14 +5,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <set>
-#include <sstream>
 
 #include "config.hpp"
 #include "driver.hpp"
 #include "driver_profile.hpp"
 #include "findings.hpp"
+#include "image_files.hpp"
 
 namespace soft {
 namespace {
@@ -27,31 +26,13 @@ T read_at(const uint8_t* image, uint64_t offset) {
   return value;
 }
 
-std::set<std::string> entries_of_ptx(const std::string& text) {
-  std::set<std::string> names;
-  for (size_t at = text.find(".entry"); at != std::string::npos; at = text.find(".entry", at + 1)) {
-    const size_t start = text.find_first_not_of(" \t\r\n", at + 6);
-    const size_t end = text.find_first_of(" \t\r\n(", start);
-    if (start != std::string::npos && end != std::string::npos) names.insert(text.substr(start, end - start));
-  }
-  return names;
-}
-
-std::string read_file(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 std::string ptx_of_cubin(const Cubin& cubin) {
   const std::set<std::string> wanted(cubin.entries.begin(), cubin.entries.end());
   if (config().ptx_directory.empty()) unsupported("a cubin: the knob ptx_directory names no PTX to run in its place");
   std::error_code error;
   for (const auto& file : std::filesystem::directory_iterator(config().ptx_directory, error)) {
     if (file.path().extension() != ".ptx") continue;
-    std::string text = read_file(file.path());
-    if (entries_of_ptx(text) == wanted) return text;
+    if (entries_of_ptx(file.path()) == wanted) return read_file(file.path());
   }
   unsupported("a cubin with entries that no PTX in " + config().ptx_directory +
               " has: " + (cubin.entries.empty() ? "none" : cubin.entries.front()));

@@ -1,13 +1,11 @@
 // Reads ptx/manifest.json, as far as registers go. Apart from image.cpp because it holds a JSON reader.
 #include <cctype>
 #include <cstdlib>
-#include <fstream>
 #include <map>
-#include <memory>
-#include <sstream>
 #include <vector>
 
 #include "image.hpp"
+#include "image_files.hpp"
 
 namespace soft {
 namespace {
@@ -87,28 +85,51 @@ class Reader {
   const std::string& text_;
   size_t at_ = 0;
 };
+
+using Registers = std::map<std::string, std::map<std::string, int>>;  // by entry and architecture ("sm_80")
+
+Registers read_registers(const std::string& text) {
+  Registers read;
+  const Json manifest = Reader(text).value();
+  const Json* modules = manifest.find("modules");
+  if (modules == nullptr) return read;
+  for (const auto& [name, module] : modules->members) {
+    const Json* entries = module.find("entries");
+    if (entries == nullptr) continue;
+    for (const auto& [entry, known] : entries->members) {
+      const Json* architectures = known.find("architectures");
+      if (architectures == nullptr) continue;
+      for (const auto& [architecture, figures] : architectures->members) {
+        const Json* registers = figures.find("registers");
+        if (registers != nullptr) read[entry].emplace(architecture, static_cast<int>(registers->number));
+      }
+    }
+  }
+  return read;
+}
+
+// Asked for every entry of every module, read when the file is another.
+const Registers& registers_of(const std::string& file) {
+  static std::string name;
+  static FileState state;
+  static Registers registers;
+  if (const FileState now = state_of(file); name != file || state != now) {
+    registers = read_registers(read_file(file));
+    name = file;
+    state = now;
+  }
+  return registers;
+}
 }  // namespace
 
 int manifest_registers(const std::string& directory, const std::string& entry, int capability) {
-  std::ifstream file(directory + "/manifest.json");
-  if (!file) return 0;
-  std::stringstream text;
-  text << file.rdbuf();
-  const std::string content = text.str();
-  const Json manifest = Reader(content).value();
-  const Json* modules = manifest.find("modules");
-  if (modules == nullptr) return 0;
-  for (const auto& [name, module] : modules->members) {
-    const Json* entries = module.find("entries");
-    const Json* found = entries == nullptr ? nullptr : entries->find(entry);
-    const Json* architectures = found == nullptr ? nullptr : found->find("architectures");
-    if (architectures == nullptr) continue;
-    // The image that this card would take: of its own major, the newest that is no newer.
-    for (int minor = capability; minor >= capability / 10 * 10; minor--) {
-      const Json* architecture = architectures->find("sm_" + std::to_string(minor));
-      const Json* registers = architecture == nullptr ? nullptr : architecture->find("registers");
-      if (registers != nullptr) return static_cast<int>(registers->number);
-    }
+  const Registers& registers = registers_of(directory + "/manifest.json");
+  const auto architectures = registers.find(entry);
+  if (architectures == registers.end()) return 0;
+  // The image that this card would take: of its own major, the newest that is no newer.
+  for (int minor = capability; minor >= capability / 10 * 10; minor--) {
+    const auto found = architectures->second.find("sm_" + std::to_string(minor));
+    if (found != architectures->second.end()) return found->second;
   }
   return 0;
 }

@@ -148,6 +148,8 @@ struct Code final : Kernel {
   std::vector<VirtualRegister> registers;
   std::vector<uint8_t> constants;  // the read-only file
   std::vector<Tracked> tracked;
+  std::vector<std::string> opcodes;  // as counters name them, each once
+  std::vector<uint32_t> opcode_of;   // by instruction, its place in opcodes
   std::vector<std::vector<int32_t>> branch_tables;
   uint32_t file_bytes = 0;                            // of one warp
   uint32_t dynamic_offset = 0;                        // where dynamic shared memory begins

@@ -1,4 +1,4 @@
-// Modules from PTX, and launches: blocks over host threads.
+// Launches: blocks over host threads.
 #include "machine.hpp"
 
 #include <algorithm>
@@ -33,40 +33,6 @@ std::string describe(const Site& site, int lane) {
   out += ", ptx line " + std::to_string(line.line);
   if (!line.source.empty()) out += " (" + line.source + ")";
   return out + ": " + line.text;
-}
-
-std::unique_ptr<Module> load_module(const std::string& ptx, int device) {
-  ParsedModule parsed = parse(ptx);
-  auto program = std::make_unique<Program>();
-  program->version_major = parsed.header.version_major;
-  program->version_minor = parsed.header.version_minor;
-  program->target = parsed.header.target;
-  for (Variable& variable : parsed.variables) {
-    if (variable.space == Space::Shared) continue;
-    const uint64_t bytes = std::max<uint64_t>(variable.bytes, 1);
-    variable.address = allocate(device, bytes, "variable " + variable.name);
-    if (!variable.address) refuse(0, "no memory for " + variable.name);
-    program->globals.push_back({variable.name, variable.address, variable.bytes});
-  }
-  for (Variable& variable : parsed.variables) {
-    if (variable.space == Space::Shared) continue;
-    variable.initial.resize(variable.bytes);  // what is not given is zero
-    for (const auto& [offset, target] : variable.pointers) {
-      const auto found = std::find_if(parsed.variables.begin(), parsed.variables.end(),
-                                      [&](const Variable& v) { return v.name == target; });
-      if (found == parsed.variables.end()) refuse(0, "no variable " + target);
-      uint64_t address;
-      std::memcpy(&address, &variable.initial[offset], sizeof address);
-      address += found->address;
-      std::memcpy(&variable.initial[offset], &address, sizeof address);
-    }
-    write_device(variable.address, variable.initial.data(), variable.bytes);
-  }
-  for (Function& function : parsed.functions) {
-    decode(parsed, function);
-    program->kernels.push_back(std::move(function.code));
-  }
-  return program;
 }
 
 namespace {
@@ -246,10 +212,13 @@ class Execution {
         block->memory.reset();
       }
     }
+    std::vector<uint64_t> warps(grid_.code.opcodes.size());
     for (size_t i = 0; i < executed.size(); ++i) {
-      if (!executed[i].warps) continue;
-      counters.instructions[grid_.code.instructions[i].line->counter] += executed[i].warps;
+      warps[grid_.code.opcode_of[i]] += executed[i].warps;
       counters.lane_instructions += executed[i].lanes;
+    }
+    for (size_t n = 0; n < warps.size(); ++n) {
+      if (warps[n]) counters.instructions[grid_.code.opcodes[n]] += warps[n];
     }
   }
 

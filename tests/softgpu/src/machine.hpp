@@ -30,7 +30,7 @@ struct Global { std::string name; uint64_t address; uint64_t bytes; };  // a mod
 struct Module {
   int version_major = 0, version_minor = 0;  // of the PTX ISA
   int target = 0;                            // sm_80 -> 80
-  std::vector<std::unique_ptr<Kernel>> kernels;
+  std::vector<std::shared_ptr<Kernel>> kernels;  // of all loads of the same text
   std::vector<Global> globals;
   virtual ~Module() = default;
 };

@@ -8,6 +8,7 @@
 #include "counters.hpp"
 #include "driver.hpp"
 #include "findings.hpp"
+#include "injected.hpp"
 #include "random.hpp"
 
 namespace soft {
@@ -19,7 +20,7 @@ constexpr size_t kPendingLimit = 1024;  // of a device's queue, about
 enum Manner : int { kAny, kNeededFirst, kNeededLast, kManners };
 
 bool ready(const Operation& operation) {
-  return operation.state == State::Waiting &&
+  return operation.state == State::Waiting && !operation.hung &&
          std::all_of(operation.after.begin(), operation.after.end(),
                      [](const OperationPtr& before) { return before->state == State::Done; });
 }
@@ -115,14 +116,18 @@ void Queue::execute(Call& call, const OperationPtr& operation) {
   }
   if (const auto* free = std::get_if<FreeWork>(&operation->work)) release_block(free->base);
   uint64_t launch = 0;
-  int injected = 0;
+  int result = 0;
   if (std::holds_alternative<KernelWork>(operation->work)) {
     launch = ++state.launches;
-    if (launch == config().fault_at_launch) injected = config().launch_error;
+    if (hangs(launch)) {
+      operation->state = State::Waiting;
+      operation->hung = true;
+      return;
+    }
+    result = failed_launch(launch);
   }
-  int result = injected;
   Footprint footprint;
-  if (injected == 0 && !std::holds_alternative<EmptyWork>(operation->work)) {
+  if (result == 0 && !std::holds_alternative<EmptyWork>(operation->work)) {
     busy_ = true;
     call.lock.unlock();
     try {
@@ -138,13 +143,24 @@ void Queue::execute(Call& call, const OperationPtr& operation) {
     call.lock.lock();
     busy_ = false;
   }
-  if (operation->run != nullptr) note_footprint(*operation->run, operation->work, footprint);
+  if (operation->run != nullptr) note_run(*operation, footprint);
+  if (result == 0) count(operation->work);
   finish(operation);
   if (result != 0) {
     state.sticky = result;
     abandon();
     write_report();
   }
+}
+
+// What a graph's node has touched, and that it was one.
+void Queue::note_run(const Operation& operation, const Footprint& footprint) {
+  note_footprint(*operation.run, operation.work, footprint);
+  const auto* kernel = std::get_if<KernelWork>(&operation.work);
+  if (kernel == nullptr) return;
+  KernelCounters replay;
+  replay.replays = 1;
+  merge_counters(kernel->function->kernel->name, replay);
 }
 
 void Queue::abandon() {
@@ -186,6 +202,7 @@ bool Queue::wait(Call& call, const OperationPtr& target) {
     const bool ran = manner == kAny ? step(call) : step(call, &needed, manner == kNeededFirst);
     if (!ran) state.changed.wait(call.lock);
   }
+  if (config().report_at_waits) write_report();
   return state.sticky == 0;
 }
 
@@ -197,7 +214,9 @@ bool Queue::poll(Call& call, const OperationPtr& target) {
   for (; steps > 0 && target->state != State::Done && driver().sticky == 0; steps--) {
     if (!step(call)) break;
   }
-  return target->state == State::Done;
+  const bool done = target->state == State::Done;
+  if (done && config().report_at_waits) write_report();
+  return done;
 }
 
 void Queue::drain(Call& call) {
@@ -205,6 +224,7 @@ void Queue::drain(Call& call) {
   while (!pending_.empty() && state.sticky == 0) {
     if (!step(call)) state.changed.wait(call.lock);
   }
+  if (config().report_at_waits) write_report();
 }
 
 void Queue::limit(Call& call) {

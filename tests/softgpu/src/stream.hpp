@@ -32,6 +32,7 @@ struct Operation {
   Work work;
   std::vector<std::shared_ptr<Operation>> after;  // emptied when this one is done
   State state = State::Waiting;
+  bool hung = false;        // it never ends
   bool poison_due = false;  // its host target is not poisoned yet: an earlier operation still reads from there
   std::chrono::steady_clock::time_point finished;
   std::string origin;             // the call that enqueued it
@@ -81,6 +82,7 @@ class Queue {
   bool step(Call& call, const Needed* needed = nullptr, bool needed_first = false);
   void execute(Call& call, const OperationPtr& operation);
   void finish(const OperationPtr& operation);
+  void note_run(const Operation& operation, const Footprint& footprint);
   void poison(Operation& operation);
   void check_order(const OperationPtr& operation);
   std::vector<OperationPtr> pending_;  // in the order they were enqueued

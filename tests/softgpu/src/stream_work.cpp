@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "config.hpp"
+#include "counters.hpp"
 #include "driver.hpp"
 #include "findings.hpp"
 #include "memory_arena.hpp"
@@ -196,6 +197,18 @@ void stage(CopyWork& copy) {
     const void* from = reinterpret_cast<const void*>(copy.from.address + row * copy.from.pitch);
     std::memcpy(&copy.staged[row * copy.width], from, copy.width);
   }
+}
+
+void count(const Work& work) {
+  DriverCounters& counters = driver_counters();
+  if (std::holds_alternative<FillWork>(work)) counters.memsets++;
+  const auto* copy = std::get_if<CopyWork>(&work);
+  if (copy == nullptr) return;
+  const uint64_t bytes = copy->width * copy->rows;
+  (copy->to.host ? counters.d2h_bytes : copy->from.host ? counters.h2d_bytes : counters.d2d_bytes) += bytes;
+  if (copy->holds_up) return;
+  if (copy->to.host) counters.d2h_async_bytes += bytes;
+  if (!copy->to.host && copy->from.host) counters.h2d_async_bytes += bytes;
 }
 
 void poison_target(const CopyWork& copy) {

@@ -38,6 +38,7 @@ struct CopyWork {
   bool hashed = false;
   bool dropped = false;     // a peer write that goes nowhere
   bool looks_done = false;  // by a synchronous call that does not wait: ordered in the null stream alone
+  bool holds_up = false;    // the call waits for it, or a real driver's may
 };
 
 struct FillWork {
@@ -71,6 +72,7 @@ void check(const CopyWork& copy);  // throws Failure: ends inside live allocatio
 void check(const FillWork& fill);
 void stage(CopyWork& copy);                // takes a pageable source's bytes: the caller may change them from here on
 void note_source(CopyWork& copy);          // takes a pinned source's hash: the caller may not
+void count(const Work& work);              // that it has run
 void poison_target(const CopyWork& copy);  // a host target reads as 0xff.. until the copy is done
 // Carried out with the driver's lock open. Throws Fault. What a kernel has touched.
 Footprint carry_out(const Work& work, uint64_t launch, const std::string& origin);
