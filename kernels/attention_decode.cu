@@ -22,9 +22,10 @@ struct Problem {
   float* partial;     // [sequences, heads, max_splits, head_dim], of sequences of more than one split
   float2* stats;      // [sequences, heads, max_splits]: maximum and sum, in powers of two
   const void* pages;
-  const int* table;   // [sequences, table_stride] page numbers
+  const int* table;   // page numbers of all sequences, one behind another
+  const int* starts;  // [sequences]: where in `table` a sequence's begin
   const int* lengths; // [sequences]
-  int sequences, table_stride, heads, kv_heads;
+  int sequences, heads, kv_heads;
   i64 page_stride;    // in elements
   int max_splits, window;
   Softmax softmax;
@@ -81,7 +82,7 @@ struct Item {
     const int first = number % head_tiles * most_rows;
     rows = min(group - first, most_rows);
     row = i64(sequence) * problem.heads + i64(kv_head) * group + first;
-    table = problem.table + i64(sequence) * problem.table_stride;
+    table = problem.table + problem.starts[sequence];
     const Splits splits(problem.lengths[sequence], problem.window);
     from = splits.from(split);
     to = splits.to(split);
@@ -219,10 +220,10 @@ inline void combine(void* out, const float* partial, const float2* stats, const 
 #define DECODE(name, T, pages_of, head_dim, head_tiles, blocks)                                                      \
   extern "C" __global__ __launch_bounds__(kThreads, blocks) void name(                                               \
       void* out, float* partial, float2* stats, const void* q, const void* pages, const int* table,                  \
-      const int* lengths, int sequences, int table_stride, int heads, int kv_heads, i64 page_stride, int max_splits, \
-      int window, float score_scale, float cap, float value_scale) {                                                 \
-    decode<T, pages_of, head_dim, head_tiles>({q, out, partial, stats, pages, table, lengths, sequences,             \
-                                               table_stride, heads, kv_heads, page_stride, max_splits, window,       \
+      const int* table_starts, const int* lengths, int sequences, int heads, int kv_heads, i64 page_stride,          \
+      int max_splits, int window, float score_scale, float cap, float value_scale) {                                 \
+    decode<T, pages_of, head_dim, head_tiles>({q, out, partial, stats, pages, table, table_starts, lengths,          \
+                                               sequences, heads, kv_heads, page_stride, max_splits, window,          \
                                                {score_scale, cap}, value_scale});                                    \
   }
 

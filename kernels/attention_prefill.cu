@@ -33,9 +33,10 @@ struct Problem {
   void* out;            // [tokens, heads, head_dim]
   const void* q;        // the same
   const void* pages;    // as in decode
-  const int* table;     // [sequences, table_stride] page numbers
+  const int* table;     // as in decode
+  const int* starts;    // as in decode
   const Block* blocks;  // [gridDim.x]
-  int table_stride, heads, kv_heads;
+  int heads, kv_heads;
   i64 page_stride;      // in elements
   int window;           // 0: none
   float score_scale;    // times q . k gives the score, as an exponent of 2 (with a cap: twice its share of the cap)
@@ -222,7 +223,7 @@ inline void prefill(const Problem& problem) {
     return (i64(token) * problem.heads + i64(blockIdx.y) * group + head) * kHeadDim;
   };
   constexpr int kWarpChunks = F::kWarpRows * F::kChunks;
-#pragma unroll 4
+#pragma unroll 2
   for (int i = threadIdx.x % kWarp; i < kWarpChunks; i += kWarp) {  // a warp copies its own rows
     const int row = warp.first_row + i / F::kChunks, chunk = i % F::kChunks;
     const T* from = static_cast<const T*>(problem.q) + element(row) + chunk * 8;
@@ -234,7 +235,7 @@ inline void prefill(const Problem& problem) {
   loader.kv = static_cast<const u8*>(problem.pages) + i64(blockIdx.y) * kTileBytes + threadIdx.x * 16;
   loader.page_bytes = problem.page_stride * Pages::kBytes;
   loader.value_bytes = i64(problem.kv_heads) * kTileBytes;
-  loader.table = problem.table + i64(block.sequence) * problem.table_stride;
+  loader.table = problem.table + problem.starts[block.sequence];
   loader.memory = memory;
   loader.shared = shared;
   loader.from = seen_from(position(0));
@@ -286,9 +287,9 @@ inline void prefill(const Problem& problem) {
 
 #define PREFILL(name, T, pages_of, head_dim, warps, row_tiles, keys, blocks_an_sm)                                  \
   extern "C" __global__ __launch_bounds__(warps * kWarp, blocks_an_sm) void name(                                   \
-      void* out, const void* q, const void* pages, const int* table, const Block* blocks, int table_stride,         \
+      void* out, const void* q, const void* pages, const int* table, const int* table_starts, const Block* blocks,  \
       int heads, int kv_heads, i64 page_stride, int window, float score_scale, float cap, float value_scale) {      \
-    prefill<T, pages_of, head_dim, warps, row_tiles, keys>({out, q, pages, table, blocks, table_stride, heads,      \
+    prefill<T, pages_of, head_dim, warps, row_tiles, keys>({out, q, pages, table, table_starts, blocks, heads,      \
                                                             kv_heads, page_stride, window, score_scale, cap,        \
                                                             value_scale});                                          \
   }

@@ -14,22 +14,6 @@
 constexpr int kThreads = 256;
 constexpr int kEach = 2;
 
-// 8 elements of one row, from the parts' sums.
-inline void add_parts(float (&total)[8], const float* from, int splits, i64 part) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) total[j] = 0.0f;
-#pragma unroll 4
-  for (int i = 0; i < splits; ++i) {
-    const Vec low = load_constant(from + i * part);
-    const Vec high = load_constant(from + i * part + 4);  // of the same sectors: from L1
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      total[j] += __uint_as_float(low.pair[j]);
-      total[j + 4] += __uint_as_float(high.pair[j]);
-    }
-  }
-}
-
 template <typename T, int kActivation>
 inline void gate(T* out, const void* gate_up, int tokens, int n, int splits) {
   const u32 pieces = n / 8;
@@ -50,15 +34,18 @@ inline void gate(T* out, const void* gate_up, int tokens, int n, int splits) {
     const u32 piece = (blockIdx.x * kEach + i) * kThreads + threadIdx.x;
     const u32 token = piece / pieces;
     if (token >= tokens) return;
-    float x[8], up[8];
+    float x[8] = {}, up[8] = {};
     if (splits == 0) {
       unpack<T>(gates[i], x);
       unpack<T>(ups[i], up);
     } else {
       const i64 part = i64(tokens) * 2 * n;
       const float* from = static_cast<const float*>(gate_up) + i64(token) * 2 * n + piece % pieces * 8;
-      add_parts(x, from, splits, part);
-      add_parts(up, from + n, splits, part);
+#pragma unroll 2
+      for (int split = 0; split < splits; ++split) {
+        add_part(x, from + split * part);
+        add_part(up, from + split * part + n);
+      }
     }
 #pragma unroll
     for (int j = 0; j < 8; ++j) x[j] = activate(x[j], kActivation) * up[j];

@@ -166,15 +166,7 @@ inline void rope_and_cache(const Problem& p) {
       const float* from = static_cast<const float*>(p.qkv) + row + i64(head) * p.head_dim;
       const i64 part = i64(p.tokens) * all * p.head_dim;
 #pragma unroll 2
-      for (int split = 0; split < p.splits; ++split) {
-        const Vec low = load_constant(from + split * part);
-        const Vec high = load_constant(from + split * part + 4);  // of the same sectors: from L1
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          x[j] += __uint_as_float(low.pair[j]);
-          x[j + 4] += __uint_as_float(high.pair[j]);
-        }
-      }
+      for (int split = 0; split < p.splits; ++split) add_part(x, from + split * part);
     }
     if (normed) {
       float square = 0.0f;

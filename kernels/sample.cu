@@ -158,7 +158,7 @@ extern "C" __global__ __launch_bounds__(kThreads, 3) void sample_gather(
   __shared__ Scratch<kThreads> scratch;
   __shared__ float stage[kSlice];
   const Row& row = rows[blockIdx.y];
-  bool raw = row.logprobs > 0, adjusted = row.kind == kDraw;
+  bool raw = row.kind != kIdle && row.logprobs > 0, adjusted = row.kind == kDraw;
   if (!raw && !adjusted) return;
   Part* row_parts = parts + i64(blockIdx.y) * gridDim.x;
   Part& part = row_parts[blockIdx.x];

@@ -40,6 +40,17 @@ inline Vec load_stream(const void* from, bool valid = true) {
   return v;
 }
 
+// Adds 8 fp32 numbers of what a split linear left, which nothing writes during the launch.
+inline void add_part(float (&sum)[8], const float* from) {
+  const Vec low = load_constant(from);
+  const Vec high = load_constant(from + 4);  // of the same sectors: from L1
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    sum[j] += __uint_as_float(low.pair[j]);
+    sum[j + 4] += __uint_as_float(high.pair[j]);
+  }
+}
+
 inline void store(void* to, const Vec& v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.pair[0]), "r"(v.pair[1]), "r"(v.pair[2]),
                "r"(v.pair[3])

@@ -14,16 +14,14 @@ import pytest
 
 from pilotlight.build.kernel_compilers import assemble
 from pilotlight.build.sass import EntryReport, read_cubin
-from pilotlight.device.base import AttentionShape, Batch
 from pilotlight.device.cuda import attention
 from pilotlight.device.cuda.attention import Shape, Tensors
 from pilotlight.device.cuda.launch import Gpu, Half, Launch
-from pilotlight.device.numpy_attention import PagedAttention
 from pilotlight.errors import UnavailableError
 
 from .hardships import every_hardship
 from .harness import Card, from_half, to_half
-from .paged import NEVER, Problem, Run, check, expected, random_problem
+from .paged import NEVER, DecodeRun, Problem, expected, hold, hold_result, random_problem
 
 HALVES: tuple[Half, ...] = ("bfloat16", "float16")
 MODELS = {  # query heads, K/V heads, head_dim
@@ -47,6 +45,10 @@ def rng() -> np.random.Generator:
     seed = int(np.random.SeedSequence().entropy % 2**32)  # type: ignore[operator]
     print(f"inputs of seed {seed}")
     return np.random.default_rng(seed)
+
+
+def check(gpu: Card, problem: Problem, rng: np.random.Generator, **options: Any) -> None:
+    hold_result(DecodeRun(gpu, problem, rng, **options).result(), problem)
 
 
 # --- the right values ------------------------------------------------------------------------------------------
@@ -91,9 +93,9 @@ def test_every_seen_token_counts_once(gpu: Card, rng: np.random.Generator, windo
     """With q = 0 all weights are exactly 1, so that nothing is rounded but the output: a mean, of what is seen."""
     problem = random_problem(rng, (4, 2, 64), [*EDGES, 511, 512, 700], half="float16", fp8=fp8, window=window)
     problem.q[...] = 0
-    result = Run(gpu, problem, rng).result()
+    result = DecodeRun(gpu, problem, rng).result()
     for sequence in range(len(problem.lengths)):
-        values = problem.decoded(sequence)[1]
+        values = problem.decoded(sequence)[1][:, problem.seen_from(sequence) :]
         mean = np.repeat(values.mean(axis=1), 2, axis=0)
         bound = 2.0**-11 * np.abs(mean) + 2.0**-20 * np.abs(values).mean() + 2.0**-25
         assert (np.abs(result[sequence] - mean) <= bound).all(), f"length {problem.lengths[sequence]}"
@@ -144,26 +146,11 @@ def test_fp8_extremes(gpu: Card, rng: np.random.Generator, half: Half, code: int
 def test_as_the_numpy_device(gpu: Card, rng: np.random.Generator) -> None:
     """The reference for every device, on the same rounded q, K and V."""
     problem = random_problem(rng, MODELS["smollm2-135m"], [1, 40, 300], window=256)
-    run = Run(gpu, problem, rng, layers=1)
-    rope = np.zeros((512, 32), np.float32)
-    shape = AttentionShape(1, problem.heads, problem.kv_heads, problem.head_dim, problem.head_dim, 16)
-    device = PagedAttention(shape, 64, rope, rope)
-    pages = device.pages()  # [pages, 1, 2 * kv_heads, 16, head_dim]
-    table = np.where(run.table == NEVER, 0, run.table)
-    for sequence, length in enumerate(problem.lengths):
-        stored = from_half(np.concatenate([problem.keys[sequence], problem.values[sequence]]))
-        for position in range(problem.seen_from(length), length):
-            pages[table[sequence, position // 16], 0, :, position % 16] = stored[:, position]
-    lengths = np.array(problem.lengths, np.int32)
-    rows = np.arange(3, dtype=np.int32)
-    nothing = np.empty(0, np.int32)
-    batch = Batch(rows, lengths - 1, np.full(3, -1, np.int32), np.arange(4, dtype=np.int32), lengths, table, rows, [],
-                  nothing, nothing)  # fmt: skip
-    theirs = device.attend(device.begin(batch), from_half(problem.q), 0, problem.scale, problem.window)
-    ours = from_half(run.result()).reshape(3, -1)
+    run = DecodeRun(gpu, problem, rng, layers=1)
+    ours, theirs = from_half(run.result()), run.numpy_result()
     for sequence in range(3):
-        tolerance = expected(problem, sequence)[1].reshape(-1)
-        assert (np.abs(ours[sequence] - theirs[sequence]) <= tolerance).all()
+        tolerance = expected(problem, sequence)[1]
+        hold(ours[sequence : sequence + 1], theirs[sequence : sequence + 1], tolerance, f"sequence {sequence}")
 
 
 # --- where it may read and write -------------------------------------------------------------------------------
@@ -178,29 +165,43 @@ def test_far_end_of_a_large_pool(gpu: Card, rng: np.random.Generator, fp8: bool)
 
 
 @pytest.mark.smallest
-def test_rows_and_page_numbers_beyond_two_to_the_31(gpu: Card, rng: np.random.Generator) -> None:
+def test_rows_and_page_numbers_far_beyond_the_first(gpu: Card, rng: np.random.Generator) -> None:
     """Of a batch of padding rows only the last is a sequence: its q and out begin 2^31 elements in, its page numbers
-    beyond 2^31 of them."""
+    end where an int32 of them does."""
     if not gpu.soft:
-        pytest.skip("21 GB for one row")
-    heads, head_dim, rows, table_stride = 1024, 256, 8193, 1 << 19
+        pytest.skip("17 GB for one row")
+    heads, head_dim, rows = 1024, 256, 8193
     problem = random_problem(rng, (heads, 1, head_dim), [20])
-    run = Run(gpu, problem, rng)
-    lengths = np.zeros(rows, np.int32)
-    lengths[-1] = 20
+    run = DecodeRun(gpu, problem, rng)
+    lengths, table_starts = np.zeros((2, rows), np.int32)
+    lengths[-1], table_starts[-1] = 20, 2**31 - 3
     row_bytes = 2 * heads * head_dim
-    q, out, table = (gpu.pool(rows * nbytes).address for nbytes in (row_bytes, row_bytes, 4 * table_stride))
+    q, out, table = (gpu.pool(nbytes).address for nbytes in (rows * row_bytes, rows * row_bytes, 4 * (2**31 - 1)))
     gpu.write(q + (rows - 1) * row_bytes, problem.q)
-    gpu.write(table + (rows - 1) * 4 * table_stride, run.table)
-    tensors = replace(run.tensors, out=out, q=q, table=table, lengths=gpu.upload(lengths).address)
-    gpu.run(
-        *attention.decode(
-            gpu.gpu, run.shape, tensors, sequences=rows, table_stride=table_stride, max_length=20, scale=problem.scale
-        )
-    )
-    result = gpu.read_bytes(out + (rows - 1) * row_bytes, row_bytes).view(np.uint16).reshape(heads, head_dim)
-    want, tolerance = expected(problem, 0)
-    assert (np.abs(from_half(result) - want) <= tolerance).all()
+    gpu.write(table + 4 * (2**31 - 3), run.table)
+    tensors = replace(
+        run.tensors, out=out, q=q, table=table,
+        table_starts=gpu.upload(table_starts).address, lengths=gpu.upload(lengths).address,
+    )  # fmt: skip
+    gpu.run(*attention.decode(gpu.gpu, run.shape, tensors, sequences=rows, max_length=20, scale=problem.scale))
+    result = gpu.read_bytes(out + (rows - 1) * row_bytes, row_bytes).view(np.uint16).reshape(1, heads, head_dim)
+    hold_result(result, problem)
+
+
+@pytest.mark.smallest
+def test_sequences_lie_anywhere_in_the_table(gpu: Card, rng: np.random.Generator) -> None:
+    """In any order, with others' numbers between, two on the same pages; and a row of length 0 beyond the table."""
+    problem = random_problem(rng, (4, 2, 64), [600, 0, 17, 1, 0, 300])
+    problem.keys[2], problem.values[2] = problem.keys[5][:, :17], problem.values[5][:, :17]
+    run = DecodeRun(gpu, problem, rng)
+    own = np.split(run.table, run.table_starts[1:-1])
+    others = np.full(7, NEVER, np.int32)
+    table = np.concatenate([others, own[5], others, own[0], others, own[3]])
+    starts = np.array([14 + len(own[5]), 2**31 - 1, 7, len(table) - 1, len(table), 7], np.int32)
+    run.tensors = replace(
+        run.tensors, table=gpu.upload(table).address, table_starts=gpu.upload(starts).address
+    )  # fmt: skip
+    hold_result(run.result(), problem)
 
 
 @pytest.mark.smallest
@@ -222,15 +223,17 @@ def test_context_of_many_units_a_split(gpu: Card, rng: np.random.Generator) -> N
 def test_a_result_does_not_depend_on_the_batch(gpu: Card, rng: np.random.Generator) -> None:
     """Bit for bit: beside others, alone, under a larger largest length, and whatever the card's number of SMs."""
     problem = random_problem(rng, (4, 2, 64), [600, 33, 1, 256])
-    run = Run(gpu, problem, rng)
+    run = DecodeRun(gpu, problem, rng)
     together = run.result()
     for sequence in range(4):
-        alone = Problem(
-            *(problem.heads, problem.kv_heads, problem.head_dim, problem.half, problem.q[sequence : sequence + 1]),
-            *([problem.keys[sequence]], [problem.values[sequence]]),
-            scale=problem.scale,
+        alone = replace(
+            problem,
+            new=[1],
+            q=problem.q[sequence : sequence + 1],
+            keys=[problem.keys[sequence]],
+            values=[problem.values[sequence]],
         )
-        assert (Run(gpu, alone, rng).result()[0] == together[sequence]).all()
+        assert (DecodeRun(gpu, alone, rng).result()[0] == together[sequence]).all()
     for sms in (1, 3, 132):
         card = Gpu((8, 0), sms, 166_912)
         assert (run.result(card=card, max_length=8192) == together).all()
@@ -249,10 +252,11 @@ H200 = Gpu((9, 0), 132, 232_448)
 
 
 def plan(shape: Shape, sequences: int, max_length: int, window: int = 0) -> tuple[Launch, ...]:
-    tensors = Tensors(out=1 << 40, q=2 << 40, pages=3 << 40, table=4 << 40, lengths=5 << 40, workspace=6 << 40)
+    tensors = Tensors(
+        out=1 << 40, q=2 << 40, pages=3 << 40, table=4 << 40, table_starts=5 << 40, lengths=6 << 40, workspace=7 << 40
+    )
     return attention.decode(
-        H200, shape, tensors, sequences=sequences, table_stride=-(-max_length // 16), max_length=max_length,
-        scale=0.125, window=window,
+        H200, shape, tensors, sequences=sequences, max_length=max_length, scale=0.125, window=window,
     )  # fmt: skip
 
 
@@ -302,12 +306,12 @@ def test_pages_that_are_not_aligned_are_refused(fp8: bool, page_stride: int) -> 
 
 @pytest.mark.parametrize("name", ["out", "q", "pages", "workspace"])
 def test_tensors_that_are_not_aligned_are_refused(name: str) -> None:
-    tensors = Tensors(out=256, q=512, pages=768, table=1024, lengths=1280, workspace=1536)
+    tensors = Tensors(out=256, q=512, pages=768, table=1024, table_starts=1280, lengths=1536, workspace=1792)
     llama = Shape(32, 8, 128, "bfloat16", 1 << 20)
     with pytest.raises(ValueError, match=f"{name} at .* is not 16-byte aligned"):
         attention.decode(
             H200, llama, replace(tensors, **{name: getattr(tensors, name) + 8}),
-            sequences=1, table_stride=1, max_length=16, scale=1.0,
+            sequences=1, max_length=16, scale=1.0,
         )  # fmt: skip
 
 
@@ -329,12 +333,12 @@ def test_bytes_moved(gpu: Card, rng: np.random.Generator, model: tuple[int, int,
         pytest.skip("a card does not count")
     problem = random_problem(rng, model, [300, 37, 0, 513], fp8=fp8, window=400)
     heads, kv_heads, head_dim = model
-    run = Run(gpu, problem, rng)
+    run = DecodeRun(gpu, problem, rng)
     out = run.output()
     launches = run.launches(out)
     counters = gpu.counted(*launches)
     first, second = (counters[launch.entry] for launch in launches)
-    spans = [(length, problem.seen_from(length)) for length in problem.lengths]
+    spans = [(length, problem.seen_from(sequence)) for sequence, length in enumerate(problem.lengths)]
     splits = [-(-length // 256) - start // 256 for length, start in spans]
     several = sum(count for count in splits if count > 1)
 

@@ -29,22 +29,25 @@ class Lookup:
         hidden: int,
         *,
         vocabulary: int = 50,
+        ids: list[int] | None = None,
         scale: float = 1.0,
         positions: list[int] | None = None,
     ) -> None:
         random = np.random.default_rng([len(tokens), hidden])
-        self.card, self.dtype, self.tokens, self.scale, self.positions = card, dtype, tokens, scale, positions
+        self.card, self.dtype, self.tokens, self.ids = card, dtype, tokens, ids
+        self.scale, self.positions = scale, positions
         self.table = to_half(random.standard_normal((vocabulary, hidden), np.float32), dtype)
         self.position_table = to_half(random.standard_normal((9, hidden), np.float32), dtype)
         self.out = card.output((len(tokens), hidden), self.table.dtype)
 
     def plan(self, table: Buffer) -> Launch:
-        ids = self.card.upload(np.array(self.tokens, np.int32)).address
+        tokens = self.card.upload(np.array(self.tokens, np.int32)).address
+        ids = NULL if self.ids is None else self.card.upload(np.array(self.ids, np.int32)).address
         more = NULL if self.positions is None else self.card.upload(self.position_table).address
         positions = NULL if self.positions is None else self.card.upload(np.array(self.positions, np.int32)).address
         return embed.plan(
-            self.out.address, table.address, ids, len(self.tokens), self.table.shape[1], len(self.table),
-            dtype=self.dtype, scale=self.scale, position_table=more, positions=positions,
+            self.out.address, table.address, tokens, len(self.tokens), self.table.shape[1], len(self.table),
+            dtype=self.dtype, ids=ids, scale=self.scale, position_table=more, positions=positions,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -52,7 +55,8 @@ class Lookup:
         np.testing.assert_array_equal(self.card.read(self.out), self.expected())
 
     def expected(self) -> Array:
-        rows = self.table[np.clip(self.tokens, 0, len(self.table) - 1)]
+        known = [t if t >= 0 or self.ids is None else self.ids[~t] for t in self.tokens]
+        rows = self.table[np.clip(known, 0, len(self.table) - 1)]
         if self.scale == 1.0 and self.positions is None:
             return rows
         wide = from_half(rows) * np.float32(self.scale)
@@ -81,12 +85,26 @@ def test_any_number_of_tokens(gpu: Card, count: int) -> None:
     Lookup(gpu, "bfloat16", [token % 50 for token in range(count)], 64).check()
 
 
+@pytest.mark.smallest
 @pytest.mark.parametrize("dtype", HALVES)
-def test_gemma_scales_by_the_root_of_its_width_as_rounded(gpu: Card, dtype: Half) -> None:
+@pytest.mark.parametrize("positions", [None, [8, 1, 0, 5, 5, 2, 3, 4, 7]], ids=["", "positions"])
+def test_tokens_that_the_host_does_not_know(gpu: Card, positions: list[int] | None, dtype: Half) -> None:
+    """They are read where the last step left them: -1 where its logits were NaN, and whatever else it may be."""
+    ids = [31, -1, 49, 50, 2**31 - 1, -(2**31), 17]
+    tokens = [~6, 4, ~0, ~1, 0, ~2, ~3, ~4, ~5]
+    Lookup(gpu, dtype, tokens, 1032, ids=ids, positions=positions).check()
+
+
+def test_padding_rows_beside_unknown_tokens(gpu: Card) -> None:
+    """As a graph's step of 8 rows has them, of which 3 are sequences; all of `ids` is one word."""
+    Lookup(gpu, "bfloat16", [~0, 9, ~0, 0, 0, 0, 0, 0], 64, ids=[12], scale=33.75).check()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_gemma_scales_by_the_root_of_its_width(gpu: Card, dtype: Half) -> None:
     # transformers 4.57, torch.tensor(hidden**0.5).to(dtype): 1152 and 5376, bf16 and fp16
     known = {"bfloat16": {1152: 34.0, 5376: 73.5}, "float16": {1152: 33.9375, 5376: 73.3125}}[dtype]
     for hidden, scale in known.items():
-        assert embed.root_scale(hidden, dtype) == scale
         Lookup(gpu, dtype, [4, 40], hidden, scale=scale).check()
 
 
@@ -108,7 +126,7 @@ def test_the_far_end_of_the_largest_table(gpu: Card) -> None:
         gpu.write(pool.address + token * hidden * 2, lookup.table[row])
     launch = lookup.plan(pool)
     arguments = list(launch.arguments)
-    arguments[7] = rows
+    arguments[8] = rows
     gpu.run(Launch(launch.module, launch.entry, launch.grid, launch.block, 0, tuple(arguments)))
     np.testing.assert_array_equal(gpu.read(lookup.out), lookup.table[[0, 1, 2, 0]])
 
@@ -116,7 +134,7 @@ def test_the_far_end_of_the_largest_table(gpu: Card) -> None:
 @every_hardship
 def test_under_every_order(gpu: Card) -> None:
     Lookup(
-        gpu, "float16", [5, 49, 50, -1, 6, 7, 8, 9, 10], 1032, scale=33.9375, positions=[0, 1, 2, 3, 4, 5, 6, 7, 8]
+        gpu, "float16", [5, 49, 50, -1, 6, ~2, 8, 9, 10], 1032, ids=[-1, 3, 7], scale=33.9375, positions=[*range(9)]
     ).check()
 
 

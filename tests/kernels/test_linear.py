@@ -23,6 +23,7 @@ from pilotlight.device.cuda import linear, norm
 from pilotlight.device.cuda.launch import NULL, Gpu, Half, Launch
 from pilotlight.device.numpy_device import NumpyDevice
 
+from .activations import activated
 from .hardships import every_hardship
 from .harness import Buffer, Card, from_half, to_half
 
@@ -145,7 +146,7 @@ class Problem:
 
     def _activate(self, gate: Array) -> Array:
         assert self.activation is not None
-        return NumpyDevice().gate(np.concatenate([gate, np.ones_like(gate)], axis=1), self.activation)
+        return activated(gate, self.activation)
 
     def _upload(self, array: Array | None) -> int:
         return NULL if array is None else self.card.upload(array).address

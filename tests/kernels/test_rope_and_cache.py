@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pilotlight.device.base import AttentionShape, Batch
+from pilotlight.device.base import AttentionShape
 from pilotlight.device.cuda import rope_and_cache
 from pilotlight.device.cuda.attention import Shape
 from pilotlight.device.cuda.launch import NULL, Half, Launch
@@ -22,7 +22,7 @@ from pilotlight.device.numpy_attention import PagedAttention
 
 from .hardships import every_hardship
 from .harness import Card, from_half, to_half
-from .paged import E4M3, ROUNDING
+from .paged import E4M3, ROUNDING, batch_of
 
 HALVES: tuple[Half, ...] = ("bfloat16", "float16")
 MODELS = {  # heads, K/V heads, head_dim, whether q and k are normed
@@ -262,9 +262,8 @@ def test_as_the_numpy_device(gpu: Card) -> None:
     pool = rope.check()
     device = PagedAttention(AttentionShape(1, 9, 3, 64, 32, 16), PAGES, rope.cos, rope.sin)
     tokens = len(rope.slots)
-    zeros, nothing = np.zeros(tokens, np.int32), np.empty(0, np.int32)
-    batch = Batch(zeros, rope.positions, np.array(rope.slots, np.int32), np.arange(tokens + 1, dtype=np.int32),
-                  rope.positions + 1, zeros[:, None], nothing, [], nothing, nothing)  # fmt: skip
+    own = np.arange(tokens + 1)
+    batch = batch_of(rope.positions, rope.slots, own, rope.positions + 1, pages=own[:-1], page_starts=own)
     q = device.rope_and_cache(device.begin(batch), from_half(rope.qkv).reshape(tokens, -1), 0)
     tolerance = 2.0**-11 * np.abs(q) + 2.0**-18 * 12
     _within(from_half(gpu.read(rope.q)), q, tolerance)

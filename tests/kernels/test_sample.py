@@ -526,17 +526,28 @@ def test_batches_of_all_sizes_share_a_workspace(gpu: Card, rng: np.random.Genera
 @pytest.mark.smallest
 @pytest.mark.parametrize("greedy", [False, True], ids=["full", "greedy"])
 def test_idle_rows_write_nothing(gpu: Card, rng: np.random.Generator, greedy: bool) -> None:
-    rows = [row({"temperature": 0.0} if greedy else {"logprobs": 1}, seed=seed) for seed in range(6)]
+    """Whatever else their records say: those of sequences that have left may stay, but for their kind."""
+    asked: list[dict[str, Any]] = [
+        {"logprobs": 1}, {"logprobs": 20}, {"top_k": 5, "top_p": 0.9}, {"top_p": 0.9}, {"top_k": 5, "logprobs": 3},
+        {"presence_penalty": 1.0},
+    ]  # fmt: skip
+    if greedy:
+        asked = [{"temperature": 0.0, "presence_penalty": 1.0}] * 6
+    rows = [row(changes, seed=seed) for seed, changes in enumerate(asked)]
     logits = normal(rng, 6, 50)
-    logits[[1, 4, 5]] = np.nan
-    batch = Batch(gpu, rows, 50, idle=[1, 4, 5])
+    logits[1] = np.nan
+    idle, running = [1, 4, 5], [0, 2, 3]
+    batch = Batch(gpu, rows, 50, idle=idle)
+    batch.join()
     gpu.run(*batch.launches(logits, greedy=greedy))
-    assert (
-        gpu.read(batch.tokens)[[0, 2, 3]] == expected(logits, rows)[0][0::2][:1] + expected(logits, rows)[0][2:4]
-    ).all()
-    assert gpu.read(batch.tokens)[[1, 4, 5]].tolist() == [-1] * 3  # poison
-    assert np.isnan(gpu.read(batch.values)[[1, 4, 5]]).all()
-    assert gpu.read(batch.ids)[[0, 1, 4]].tolist() == [-1] * 3
+    tokens, _ = expected(logits, rows)
+    ids = gpu.read(batch.ids)[::-1]  # a row's slot is its number from the end
+    for index in running:
+        assert gpu.read(batch.tokens)[index] == ids[index] == tokens[index]
+    for results in (gpu.read(batch.tokens), gpu.read(batch.values), gpu.read(batch.others), ids):
+        assert (np.ascontiguousarray(results[idle]).view(np.uint8) == 0xFF).all()
+    assert (gpu.read(batch.counts)[batch.records["history"][5], :50] == 0).all()
+    assert not gpu.read(batch.workspace)[: 6 * 2 * 1025 * 4].any()
 
 
 @every_hardship

@@ -71,14 +71,16 @@ class Shape:
 class Tensors:
     """Device addresses.
 
-    out, q: [sequences, heads, head_dim]; pages: this layer's part of page 0; table: [sequences, table_stride] int32
-    page numbers; lengths: [sequences] int32, from 0 to max_length; workspace: of `workspace_bytes`, 256-aligned.
+    out, q: [sequences, heads, head_dim]; pages: this layer's part of page 0; table: int32 page numbers of all
+    sequences, each one's in order of position from table_starts[s] on, table_starts [sequences] int32; lengths:
+    [sequences] int32, from 0 to max_length; workspace: of `workspace_bytes`, 256-aligned.
     """
 
     out: int
     q: int
     pages: int
     table: int
+    table_starts: int
     lengths: int
     workspace: int = NULL
 
@@ -89,7 +91,6 @@ def decode(
     tensors: Tensors,
     *,
     sequences: int,
-    table_stride: int,
     max_length: int,
     scale: float,
     window: int = 0,
@@ -100,8 +101,8 @@ def decode(
     """softmax(cap * tanh(scale * q . k / cap)) . v over the last `window` tokens of each sequence, its own included.
 
     window: 0 for all tokens. cap: 0 for none. key_scale, value_scale: what fp8 elements are multiplied by. Rows of
-    length 0 are left as they are. No launch depends on the lengths in memory; where max_length has but one split
-    there is no second launch. Raises ValueError for what no kernel takes.
+    length 0 are left as they are, and may start anywhere in the table. No launch depends on the lengths in memory;
+    where max_length has but one split there is no second launch. Raises ValueError for what no kernel takes.
     """
     if sequences < 1 or max_length < 1 or window < 0 or cap < 0.0:
         raise ValueError(f"decode of {sequences} sequences up to {max_length}, window {window}, cap {cap}")
@@ -116,8 +117,9 @@ def decode(
         block=(_THREADS, 1, 1),
         shared_bytes=_shared_bytes(shape, sequences),
         arguments=(
-            *(tensors.out, partial, stats, tensors.q, tensors.pages, tensors.table, tensors.lengths),
-            *(sequences, table_stride, shape.heads, shape.kv_heads, shape.page_stride, splits, window),
+            *(tensors.out, partial, stats, tensors.q, tensors.pages),
+            *(tensors.table, tensors.table_starts, tensors.lengths),
+            *(sequences, shape.heads, shape.kv_heads, shape.page_stride, splits, window),
             *score_arguments(scale, cap, key_scale, value_scale),
         ),
     )

@@ -55,14 +55,15 @@ class Blocks:
 class Tensors:
     """Device addresses.
 
-    out, q: [tokens, heads, head_dim]; pages: this layer's part of page 0; table: [sequences, table_stride] int32 page
-    numbers; blocks: the uploaded `Blocks.table`.
+    out, q: [tokens, heads, head_dim]; pages: this layer's part of page 0; table, table_starts: page numbers, as for
+    decode; blocks: the uploaded `Blocks.table`.
     """
 
     out: int
     q: int
     pages: int
     table: int
+    table_starts: int
     blocks: int
 
 
@@ -106,7 +107,6 @@ def plan(
     tensors: Tensors,
     blocks: Blocks,
     *,
-    table_stride: int,
     scale: float,
     window: int = 0,
     cap: float = 0.0,
@@ -130,8 +130,8 @@ def plan(
         block=(form.warps * 32, 1, 1),
         shared_bytes=form.shared_bytes(shape.head_dim),
         arguments=(
-            *(tensors.out, tensors.q, tensors.pages, tensors.table, tensors.blocks),
-            *(table_stride, shape.heads, shape.kv_heads, shape.page_stride, window),
+            *(tensors.out, tensors.q, tensors.pages, tensors.table, tensors.table_starts, tensors.blocks),
+            *(shape.heads, shape.kv_heads, shape.page_stride, window),
             *score_arguments(scale, cap, key_scale, value_scale),
         ),
     )

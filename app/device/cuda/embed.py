@@ -1,8 +1,5 @@
 """Launches of kernels/embed.cu: a step's rows of the embedding table, scaled, with learned positions added."""
 
-import math
-import struct
-
 from .launch import NULL, SUFFIX, Half, Launch, require_aligned
 
 _THREADS = 256
@@ -18,6 +15,7 @@ def plan(
     vocabulary: int,
     *,
     dtype: Half,
+    ids: int = NULL,
     scale: float = 1.0,
     position_table: int = NULL,
     positions: int = NULL,
@@ -25,7 +23,8 @@ def plan(
     """out[t] = table[tokens[t]] * scale + position_table[positions[t]], rounded once: [count, hidden].
 
     table: [vocabulary, hidden]; position_table: [positions there are, hidden], or none. tokens, positions: [count]
-    int32. A token outside the vocabulary reads its nearest row; positions are taken as they are.
+    int32. ids: int32, or none: a token t < 0 is ids[~t]. One outside the vocabulary reads its nearest row; positions
+    are taken as they are.
     Raises ValueError for what no kernel takes.
     """
     if count < 1 or hidden < 8 or hidden % 8 != 0 or vocabulary < 1:
@@ -39,15 +38,5 @@ def plan(
         grid=(-(-count * hidden // 8 // _BLOCK_PIECES), 1, 1),
         block=(_THREADS, 1, 1),
         shared_bytes=0,
-        arguments=(out, table, position_table, tokens, positions, count, hidden, vocabulary, float(scale)),
+        arguments=(out, table, position_table, tokens, ids, positions, count, hidden, vocabulary, float(scale)),
     )
-
-
-def root_scale(hidden: int, dtype: Half) -> float:
-    """sqrt(hidden) as Gemma scales its embedding: rounded to the weights' type (transformers, modeling_gemma3.py)."""
-    root = math.sqrt(hidden)
-    if dtype == "float16":
-        return float(struct.unpack("<e", struct.pack("<e", root))[0])
-    (bits,) = struct.unpack("<I", struct.pack("<f", root))
-    bits += 0x7FFF + (bits >> 16 & 1)  # to the nearest bfloat16, ties to even
-    return float(struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))[0])
