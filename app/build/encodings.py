@@ -57,3 +57,15 @@ def encode(values: Float32, dtype: WeightDtype) -> NDArray[Any]:
     if not finite:
         raise OverflowError(f"holds {np.abs(values).max():.5g}, which is more than {dtype} can hold")
     return halves
+
+
+def quantize(values: Float32) -> tuple[NDArray[np.int8], Float32]:
+    """Each row of `values` [rows, columns] in int8, rounded to nearest, and its scale: the largest becomes 127.
+
+    Raises OverflowError for NaN and infinities.
+    """
+    if not np.isfinite(values).all():
+        raise OverflowError("holds NaN or an infinity")
+    scales = np.abs(values).max(axis=1) / np.float32(127)
+    divisors = np.where(scales > 0, scales, 1)[:, None]
+    return np.clip(np.rint(values / divisors), -127, 127).astype(np.int8), scales

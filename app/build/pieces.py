@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..device.layout import WeightDtype
 from ..errors import ModelDataError
-from .encodings import block_size, decode, encode
+from .encodings import block_size, decode, encode, quantize
 
 CHUNK_ELEMENTS = 1024 * 1024
 
@@ -60,6 +60,14 @@ class Piece:
                 yield encode(values, dtype)
             except OverflowError as error:
                 raise ModelDataError(f"{self.file}: tensor {self.name!r} {error}; choose another --dtype") from None
+
+    def quantize(self, descriptor: int) -> Iterator[tuple[NDArray[np.int8], NDArray[np.float32]]]:
+        """A matrix's rows in int8 and their scales, chunk by chunk. Raises as `recode` does."""
+        for chunk in self.recode(descriptor, "F32"):
+            try:
+                yield quantize(chunk.view(np.float32).reshape(-1, self.shape[1]))
+            except OverflowError as error:
+                raise ModelDataError(f"{self.file}: tensor {self.name!r} {error}") from None
 
     def _read(self, descriptor: int, start: int, length: int) -> NDArray[np.uint8]:
         buffer = np.empty(length, np.uint8)

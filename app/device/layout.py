@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-WeightDtype = Literal["F32", "F16", "BF16"]  # safetensors' names
-DTYPE_BYTES: dict[str, int] = {"F32": 4, "F16": 2, "BF16": 2}
+WeightDtype = Literal["F32", "F16", "BF16", "I8"]  # safetensors' names
+DTYPE_BYTES: dict[str, int] = {"F32": 4, "F16": 2, "BF16": 2}  # as checkpoints have them
+STORED_BYTES: dict[str, int] = DTYPE_BYTES | {"I8": 1}  # as snapshots may
+SCALE_SUFFIX = ".scale"  # tensor X of int8 is X * X.scale, of which each row of X has one number, in F32
 TENSOR_ALIGNMENT = 256  # of a tensor in the slab
 DATA_ALIGNMENT = 4096  # of the data section in a snapshot's file
 

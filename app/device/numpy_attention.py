@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import AttentionShape, Batch, Float32
+from .base import AttentionShape, Batch, Float32, Sampled
 
 Index = NDArray[np.intp]
 
@@ -54,6 +54,11 @@ class Step:
     slots: Index  # [2 * kv_heads, kept] rows of head_dim in the pool, in layer 0
     groups: dict[int | None, list[Group]]  # of a decode step, by window
     prompts: list[Prompt]  # of a prefill step
+    sampled: Sampled  # so far
+
+    @property
+    def samples(self) -> int:
+        return len(self.batch.sample_rows)
 
 
 class PagedAttention:
@@ -88,6 +93,7 @@ class PagedAttention:
             slots=(page * self._tiles_per_page + self._heads) * size + offset,
             groups={},
             prompts=[] if batch.is_decode else self._prompts(batch),
+            sampled=Sampled([], [], []),
         )
 
     def rope_and_cache(self, step: Step, qkv: Float32, layer: int) -> Float32:
@@ -143,7 +149,8 @@ class PagedAttention:
             end = min(end, start + max(1, _GATHER_BYTES // (longest * page_bytes)))
             rows = order[start:end]
             columns = first[rows, None] + np.arange(longest)  # [G, P] of the page table
-            pages = batch.pages[rows[:, None], np.minimum(columns, batch.pages.shape[1] - 1)].astype(np.intp)
+            held = np.diff(batch.page_starts)[rows, None]
+            pages = batch.pages[batch.page_starts[rows, None] + np.minimum(columns, held - 1)].astype(np.intp)
             positions = first[rows, None] * size + np.arange(longest * size)
             unseen = (positions >= lengths[rows, None]) | (positions < seen_from[rows, None])
             tiles = pages * self._tiles_per_page + self._heads[:, None]
@@ -165,9 +172,9 @@ class PagedAttention:
 
     def _prompts(self, batch: Batch) -> list[Prompt]:
         prompts = []
-        for index, length in enumerate(batch.lengths.tolist()):
+        for index in range(len(batch.lengths)):
             start, end = batch.starts[index : index + 2].tolist()
-            pages = batch.pages[index, : -(-length // self._shape.page_size)].astype(np.intp)
+            pages = batch.pages[slice(*batch.page_starts[index : index + 2])].astype(np.intp)
             tiles = pages * self._tiles_per_page + self._heads
             prompts.append(Prompt(start, end, int(batch.positions[start]), tiles))
         return prompts

@@ -4,13 +4,12 @@ A tensor is an ndarray of the shape that base.py gives; its memory order is what
 BLAS and ufuncs take either.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from ..messages import TokenLogprob
 from . import host, sampling
-from .base import Activation, AttentionShape, Batch, Float32, Int32, SampleRow, StepShape
+from .base import Activation, AttentionShape, Batch, Float32, R, Sampled, Stage, StepShape
 from .layout import Layout
 from .numpy_attention import PagedAttention, Step
 from .numpy_weights import load_weights, loaded_bytes
@@ -29,6 +28,7 @@ class NumpyDevice:
     # Host memory is shared with everything else on the machine, so K/V do not claim all of it by default.
     default_kv_bytes: int | None = 1 << 30
     gathers_pages = True
+    lookahead = False
 
     def __init__(self) -> None:
         self._attention: PagedAttention
@@ -60,6 +60,16 @@ class NumpyDevice:
     def begin(self, batch: Batch) -> Step:
         return self._attention.begin(batch)
 
+    def run(self, step: Step, stage: Stage, compute: Callable[[], R]) -> R:
+        with np.errstate(over="ignore", invalid="ignore"):  # a NaN is found, and told, where a token is sampled
+            return compute()
+
+    def finish(self, step: Step) -> Sampled:
+        return step.sampled
+
+    def prepare(self, compute: Callable[[Step], object]) -> bool:
+        return False
+
     def embed(self, step: Step, table: Float32) -> Float32:
         return table[step.batch.tokens]
 
@@ -85,23 +95,31 @@ class NumpyDevice:
     def attention(self, step: Step, q: Float32, layer: int, scale: float, window: int | None) -> Float32:
         return self._attention.attend(step, q, layer, scale, window)
 
-    def gate(self, gate_up: Float32, activation: Activation) -> Float32:
+    def gated_linear(
+        self, x: Float32, weight: Float32, activation: Activation, bias: Float32 | None = None
+    ) -> Float32:
+        gate_up = self.linear(x, weight, bias)
         half = gate_up.shape[1] // 2
-        activated = _ACTIVATIONS[activation](gate_up[:, :half])
+        activated: Float32 = _ACTIVATIONS[activation](gate_up[:, :half])
         activated *= gate_up[:, half:]
         return activated
 
-    def rows(self, x: Float32, rows: Int32) -> Float32:
-        return x[rows]
+    def wanted(self, step: Step, x: Float32) -> Float32:
+        return np.take(x, np.concatenate([step.batch.sample_rows, step.batch.score_rows]), axis=0)
+
+    def part(self, x: Float32, first: int, count: int) -> Float32:
+        return x[first : first + count]
 
     def logits(self, x: Float32, weight: Float32) -> Float32:
         return x @ weight.T
 
-    def sample(self, logits: Float32, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprob | None]]:
-        return sampling.sample(logits, rows)
+    def sample(self, step: Step, logits: Float32) -> None:
+        step.sampled.tokens, step.sampled.logprobs = sampling.sample(logits, step.batch.rows)
 
-    def score(self, logits: Float32, targets: Int32, top: int) -> list[TokenLogprob]:
-        return sampling.score(logits, targets, top)
+    def score(self, step: Step, logits: Float32, first: int) -> None:
+        batch = step.batch
+        targets = batch.score_targets[first : first + len(logits)]
+        step.sampled.scores += sampling.score(logits, targets, batch.score_top)
 
 
 def _silu(x: Float32) -> Float32:

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
-from ..device.layout import DATA_ALIGNMENT, DTYPE_BYTES, TENSOR_ALIGNMENT, Extent, Layout, Placed, WeightDtype
+from ..device.layout import (
+    DATA_ALIGNMENT,
+    DTYPE_BYTES,
+    SCALE_SUFFIX,
+    STORED_BYTES,
+    TENSOR_ALIGNMENT,
+    Extent,
+    Layout,
+    Placed,
+    WeightDtype,
+)
 from ..errors import ModelDataError
 from .config import read_json
 from .safetensors import FILLER_PREFIX, Header, TensorEntry, read_header
@@ -307,9 +317,9 @@ def _lost_layout(header: Header) -> bool:
 
 
 def _snapshot_table(file: Path, header: Header, tensors: Sequence[TensorSpec]) -> tuple[Placed, ...]:
-    """The tensors in the order of `tensors`; they and the fillers are all that a snapshot may hold."""
-    placed = []
-    for tensor in tensors:
+    """The tensors in the order of `tensors`, then scales of int8; they and the fillers are all that may be there."""
+    placed, wanted = [], list(tensors)
+    for tensor in wanted:  # which grows by the scales
         entry = header.tensors.get(tensor.name)
         if entry is None:
             raise ModelDataError(f"{file}: tensor {tensor.name!r} is missing, config.json asks for it; {_REBUILD}")
@@ -318,12 +328,20 @@ def _snapshot_table(file: Path, header: Header, tensors: Sequence[TensorSpec]) -
                 f"{file}: tensor {tensor.name!r} has shape {list(entry.shape)}, config.json asks for "
                 f"{list(tensor.shape)}; {_REBUILD}"
             )
-        if entry.dtype not in DTYPE_BYTES:
+        is_scale = tensor.name.endswith(SCALE_SUFFIX)
+        is_vector = len(tensor.shape) == 1
+        if (
+            entry.dtype not in STORED_BYTES
+            or (is_scale and entry.dtype != "F32")
+            or (is_vector and entry.dtype == "I8")
+        ):
             raise ModelDataError(f"{file}: tensor {tensor.name!r} is of dtype {entry.dtype}; {_REBUILD}")
+        if entry.dtype == "I8":
+            wanted.append(TensorSpec(tensor.name + SCALE_SUFFIX, tensor.shape[:1], ()))
         dtype = cast(WeightDtype, entry.dtype)
         placed.append(Placed(tensor.name, entry.shape, dtype, entry.offset - header.data_start, entry.nbytes))
-    wanted = {tensor.name for tensor in tensors}
+    names = {tensor.name for tensor in wanted}
     for name in header.tensors:
-        if name not in wanted and not name.startswith(FILLER_PREFIX):
+        if name not in names and not name.startswith(FILLER_PREFIX):
             raise ModelDataError(f"{file}: tensor {name!r} is there, config.json does not ask for it; {_REBUILD}")
     return tuple(placed)

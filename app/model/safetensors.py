@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..device.layout import DATA_ALIGNMENT, DTYPE_BYTES, TENSOR_ALIGNMENT, WeightDtype
+from ..device.layout import DATA_ALIGNMENT, STORED_BYTES, TENSOR_ALIGNMENT, WeightDtype
 from ..errors import ModelDataError
 
 METADATA = "__metadata__"
@@ -92,7 +92,7 @@ def plan_header(
             table[f"{FILLER_PREFIX}{fillers}"] = _entry("U8", (padding,), position, padding)
             fillers += 1
             position += padding
-        nbytes = _count(shape) * DTYPE_BYTES[dtype]
+        nbytes = _count(shape) * STORED_BYTES[dtype]
         table[name] = _entry(dtype, shape, position, nbytes)
         position += nbytes
     text = json.dumps(table, separators=(",", ":")).encode()
