@@ -202,11 +202,11 @@ class LLM:
             raise ParameterError(name, error.reason) from None
 
     def _answer(self, submits: list[Submit], answers: "dict[int, _Answer]", bar: "_Bar") -> None:
-        """Runs the engine until every answer is whole. Whatever interrupts it leaves an empty engine."""
+        """Runs the engine until no answer and no step is under way. Whatever interrupts it leaves an empty engine."""
         try:
             for submit in submits:
                 self._engine.submit(submit)
-            while answers:
+            while self._engine.has_work:
                 outputs = self._engine.step()
                 for output in outputs:
                     if output.id in answers and answers[output.id].add(output):

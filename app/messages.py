@@ -17,6 +17,10 @@ from .settings import Settings
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy, as in vLLM: dividing by it would overflow
+# What a device keeps for a sequence's bias and bans is sized by these.
+MAX_LOGIT_BIAS_TOKENS = 1024
+MAX_STOP_TOKENS = 256
+MAX_EOS_TOKENS = 64  # a model's: real ones name a handful
 # Larger than any prompt that a context window admits, small enough that a corrupt length cannot eat the memory.
 MAX_FRAME = 256 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
@@ -33,10 +37,11 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, gc=False):
     presence_penalty: float = 0.0  # generated tokens only
     frequency_penalty: float = 0.0  # generated tokens only
     repetition_penalty: float = 1.0  # prompt and generated tokens, as in transformers
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()  # at most MAX_LOGIT_BIAS_TOKENS
     min_tokens: int = 0  # no stop id and no EOS before that many tokens
-    stop_token_ids: tuple[int, ...] = ()
-    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # at most MAX_STOP_TOKENS
+    allowed_tokens: bytes = b""  # bit t % 8 of byte t / 8 allows token t, in words of 4 bytes; empty: all are allowed
+    eos_token_ids: tuple[int, ...] = ()  # at most MAX_EOS_TOKENS
     ignore_eos: bool = False
     logprobs: int | None = None  # that many alternatives beside the chosen token; 0: the chosen token alone
     prompt_logprobs: int | None = None

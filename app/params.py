@@ -6,13 +6,14 @@ the other accepts too. A refused value names its field, which the API reports as
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
 import msgspec
 
 from .errors import ModelDataError, UsageError
-from .messages import GREEDY_BELOW, Sampling
+from .messages import GREEDY_BELOW, MAX_LOGIT_BIAS_TOKENS, MAX_STOP_TOKENS, Sampling
 
 MAX_CHOICES = 128  # OpenAI's limit on n
 MAX_STOP_STRINGS = 16  # OpenAI allows 4; each costs a comparison per token
@@ -52,7 +53,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float = 0.0  # 0 to 1
     seed: int | None = None  # 64 bits, signed; None draws one
     stop: str | Sequence[str] | None = None  # at most 16 strings of 1 to 1024 characters
-    stop_token_ids: Sequence[int] | None = None
+    stop_token_ids: Sequence[int] | None = None  # at most 256 different ones
+    # No other token is chosen, an EOS neither. None: any.
+    allowed_token_ids: Sequence[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = 16  # None: to the end of the context
@@ -62,7 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float = 1.0  # over 0
     logprobs: int | None = None  # alternatives beside each token; 0: the token's own only
     prompt_logprobs: int | None = None
-    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None  # token id -> -100 to 100
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None = None  # at most 1024 token ids -> -100 to 100
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -91,6 +94,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise ParameterError(field, f"expected true or false, got {_shown(value)}")
         _check_stop_strings(self.stop)
         _check_items("stop_token_ids", self.stop_token_ids)
+        stop_tokens = len(set(self.stop_token_ids or ()))
+        if stop_tokens > MAX_STOP_TOKENS:
+            raise ParameterError("stop_token_ids", f"at most {MAX_STOP_TOKENS} tokens are taken, got {stop_tokens}")
+        _check_items("allowed_token_ids", self.allowed_token_ids)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise ParameterError("allowed_token_ids", "it is empty, so that no token could be chosen; leave it out")
         _check_logit_bias(self.logit_bias)
 
     @property
@@ -113,9 +122,6 @@ def to_sampling(
     `room` is what the context leaves for the answer (see `check_prompt`): it bounds max_tokens. `default_seed` is
     the server's own, for requests that bring none; with neither, a seed is drawn.
     """
-    stop_token_ids = tuple({int(token): None for token in params.stop_token_ids or ()})
-    for token in stop_token_ids:
-        _check_token("stop_token_ids", token, vocab_size)
     logit_bias = {int(token): float(bias) for token, bias in (params.logit_bias or {}).items()}
     for token in logit_bias:
         _check_token("logit_bias", token, vocab_size)
@@ -135,7 +141,8 @@ def to_sampling(
         repetition_penalty=float(params.repetition_penalty),
         logit_bias=tuple(logit_bias.items()),
         min_tokens=min(int(params.min_tokens), room),
-        stop_token_ids=stop_token_ids,
+        stop_token_ids=_tokens("stop_token_ids", params.stop_token_ids, vocab_size),
+        allowed_tokens=_mask(tuple(params.allowed_token_ids or ()), vocab_size),
         eos_token_ids=tuple(token for token in eos_token_ids if 0 <= token < vocab_size),
         ignore_eos=params.ignore_eos,
         logprobs=None if params.logprobs is None else int(params.logprobs),
@@ -208,8 +215,30 @@ def _check_items(field: str, tokens: object) -> None:
         return
     if not isinstance(tokens, list | tuple):
         raise ParameterError(field, f"expected a list of token ids, got {_shown(tokens)}")
+    if set(map(type, tokens)) != {int} or min(tokens) < 0:
+        for token in tokens:
+            _check_integer(field, token, 0)
+
+
+def _tokens(field: str, tokens: Sequence[int] | None, vocab_size: int) -> tuple[int, ...]:
+    """Each of `tokens` once, in their order; all are the model's."""
+    different = tuple(dict.fromkeys(map(int, tokens or ())))
+    for token in different:
+        _check_token(field, token, vocab_size)
+    return different
+
+
+@lru_cache(maxsize=1)  # many prompts of a request ask for one
+def _mask(tokens: tuple[int, ...], vocab_size: int) -> bytes:
+    """`Sampling.allowed_tokens`. Bits and not ids, which may be most of the vocabulary for each of 128 choices."""
+    if not tokens:
+        return b""
+    largest = max(tokens)
+    _check_token("allowed_token_ids", largest, vocab_size)
+    mask = bytearray((largest // 32 + 1) * 4)
     for token in tokens:
-        _check_integer(field, token, 0)
+        mask[token >> 3] |= 1 << (token & 7)
+    return bytes(mask)
 
 
 def _check_logit_bias(logit_bias: object) -> None:
@@ -217,6 +246,8 @@ def _check_logit_bias(logit_bias: object) -> None:
         return
     if not isinstance(logit_bias, Mapping):
         raise ParameterError("logit_bias", f"expected a map of token id to bias, got {_shown(logit_bias)}")
+    if len(logit_bias) > MAX_LOGIT_BIAS_TOKENS:
+        raise ParameterError("logit_bias", f"at most {MAX_LOGIT_BIAS_TOKENS} tokens are taken, got {len(logit_bias)}")
     for token, bias in logit_bias.items():
         if isinstance(token, str):
             # JSON has string keys only. int() would also take " 5", "+5" and "1_0".

@@ -9,8 +9,10 @@ import pytest
 from pilotlight import LLM, SamplingParams
 from pilotlight.errors import ModelDataError, UsageError
 from pilotlight.llm import RequestOutput
+from pilotlight.model.model import load_model
 from pilotlight.params import ParameterError
 from pilotlight.text.template import TemplateError
+from tests.engine.lookahead import LookaheadModel
 from tests.models import CHATML, llama_config, llama_tensors, write_chain, write_checkpoint, write_tiny
 from tests.tokenizers import byte_tokenizer
 
@@ -110,6 +112,17 @@ def test_a_stop_token_is_named(llm: LLM) -> None:
     assert (answer.text, answer.stop_reason, answer.token_ids) == (ANSWER_TEXT[:2], ANSWER[2], ANSWER[:3])
 
 
+def test_no_token_comes_that_is_not_allowed(llm: LLM, tiny: LLM) -> None:
+    (output,) = llm.generate("1", greedy(max_tokens=4, allowed_token_ids=[*ANSWER[:2], 200]))
+    assert output.outputs[0].token_ids[:2] == ANSWER[:2]
+    assert set(output.outputs[0].token_ids) <= {*ANSWER[:2], 200}
+    assert output.outputs[0].finish_reason == "length"
+    (output,) = tiny.generate("12", SamplingParams(temperature=2.0, max_tokens=60, allowed_token_ids=[5, 7, 300]))
+    assert set(output.outputs[0].token_ids) == {5, 7, 300}
+    with pytest.raises(ValueError, match=r"allowed_token_ids for prompts\[0\]: 288 is not a token id"):
+        llm.generate("1", greedy(allowed_token_ids=[5, 288]))
+
+
 def test_special_tokens_are_hidden_or_shown(llm: LLM) -> None:
     (output,) = llm.generate("1", greedy(ignore_eos=True, skip_special_tokens=False, max_tokens=len(ANSWER) + 2))
     assert output.outputs[0].text == ANSWER_TEXT + "<|im_end|>" * 2
@@ -167,7 +180,7 @@ def test_reused_prompt_tokens_are_counted(tiny: LLM) -> None:
 def test_A10_a_sequence_without_a_token_is_an_error_of_its_own(llm: LLM) -> None:
     everything = dict.fromkeys(range(288), -100.0)
     assert llm.generate("1", greedy(max_tokens=2, logit_bias=everything))[0].outputs[0].finish_reason == "length"
-    banned = greedy(min_tokens=1, max_tokens=2, stop_token_ids=list(range(288)))
+    banned = greedy(min_tokens=1, max_tokens=2, stop_token_ids=[5], allowed_token_ids=[5])
     outputs = llm.generate(["1", "2"], [banned, greedy(max_tokens=2)])
     assert outputs[0].outputs[0].finish_reason == "error"
     assert "no token can be chosen" in str(outputs[0].outputs[0].stop_reason)
@@ -283,6 +296,50 @@ def test_an_interrupt_in_the_middle_of_the_books_leaves_an_engine_that_works(
         llm.generate(["1", "2"], greedy())
     llm._engine.check_integrity()
     assert texts(llm.generate("1", greedy())) == [ANSWER_TEXT]
+
+
+@pytest.fixture
+def ahead(directory: Path, monkeypatch: pytest.MonkeyPatch) -> LLM:
+    """An LLM on a device that looks ahead."""
+    monkeypatch.setattr("pilotlight.llm.load_model", lambda *arguments: LookaheadModel(load_model(*arguments)))
+    return LLM(str(directory), max_model_len=128)
+
+
+def test_with_lookahead_answers_are_the_same_and_no_step_is_left(llm: LLM, ahead: LLM) -> None:
+    cases = [
+        greedy(),
+        greedy(max_tokens=3, logprobs=1, prompt_logprobs=1),
+        greedy(stop=ANSWER_TEXT[3:5]),
+        greedy(stop_token_ids=[ANSWER[2]]),
+        greedy(n=2, repetition_penalty=1.2, allowed_token_ids=[*ANSWER, END]),
+    ]
+    prompts = [str(number) * (number + 1) for number in range(len(cases))]
+    for one, other in zip(llm.generate(prompts, cases), ahead.generate(prompts, cases), strict=True):
+        assert one.outputs == other.outputs
+        assert one.prompt_logprobs == other.prompt_logprobs
+    assert not ahead._engine.has_work
+    ahead._engine.check_integrity()
+
+
+def test_an_interrupt_with_a_step_under_way_leaves_an_engine_that_works(
+    ahead: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks for that step's tokens any more."""
+    steps = 0
+    step = ahead._engine.step
+
+    def interrupted() -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(ahead._engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ahead.generate(["1", "2"], greedy(frequency_penalty=0.5))
+    assert not ahead._engine.has_work
+    assert texts(ahead.generate(["1", "2"], greedy())) == [ANSWER_TEXT] * 2
 
 
 class Terminal(io.StringIO):

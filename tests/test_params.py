@@ -178,6 +178,41 @@ def test_H19_stop_token_ids_are_of_the_model() -> None:
         assert refused(stop_token_ids=value) == "stop_token_ids"
 
 
+def test_stop_tokens_and_biases_are_no_more_than_a_device_keeps() -> None:
+    assert len(sampling(stop_token_ids=list(range(256)) * 2).stop_token_ids) == 256
+    with pytest.raises(ParameterError, match=r"^stop_token_ids: at most 256 tokens are taken, got 257$"):
+        SamplingParams(stop_token_ids=list(range(257)))
+    told = to_sampling(
+        SamplingParams(logit_bias=dict.fromkeys(range(1024), 1)), room=1, vocab_size=2000, max_logprobs=0
+    )
+    assert len(told.logit_bias) == 1024
+    with pytest.raises(ParameterError, match=r"^logit_bias: at most 1024 tokens are taken, got 1025$"):
+        SamplingParams(logit_bias={str(token): 1 for token in range(1025)})
+
+
+def test_allowed_token_ids() -> None:
+    def told(tokens: list[int]) -> set[int]:
+        mask = sampling(allowed_token_ids=tokens).allowed_tokens
+        assert len(mask) % 4 == 0
+        return {8 * index + bit for index, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1}
+
+    assert sampling().allowed_tokens == b""
+    assert sampling(allowed_token_ids=[0]).allowed_tokens == b"\1\0\0\0"
+    for tokens in ([300, 5, 300], [31], [32], [VOCAB - 1], list(range(VOCAB))):
+        assert told(tokens) == set(tokens)
+    for value in ([], [VOCAB], [5, -1], [1.5], [True], ["5"], "5", 5, {5: 1}):
+        assert refused(allowed_token_ids=value) == "allowed_token_ids"
+    with pytest.raises(ParameterError, match=r"^allowed_token_ids: it is empty, so that no token could be chosen"):
+        SamplingParams(allowed_token_ids=())
+
+
+def test_most_of_a_large_vocabulary_is_little_on_the_line() -> None:
+    """Each of the 128 choices of a request brings it."""
+    params = SamplingParams(allowed_token_ids=list(range(150_000)))
+    told = to_sampling(params, room=1, vocab_size=151_936, max_logprobs=0)
+    assert len(encode(Submit(1, [1], told))) < 20_000
+
+
 def test_an_eos_outside_the_model_is_left_out() -> None:
     told = to_sampling(SamplingParams(), room=1, vocab_size=VOCAB, max_logprobs=0, eos_token_ids=[5, VOCAB, -1])
     assert told.eos_token_ids == (5,)

@@ -3,11 +3,16 @@
 `Batch` is one engine step as flat arrays; a device turns it into whatever form it computes on, once per step.
 Tensors are opaque to the decoder: only the device that made one looks inside. The numpy device is the reference
 for every other.
+
+    begin -> run(embed, norm, linear, ..., logits, sample, score) -> finish
+
+A device with `lookahead` does what `run` is given at its own time, in order, and only `finish` waits for it: the next
+step may be begun before, its tokens being those that this one will have chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +23,14 @@ from .layout import Layout
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 Tensor = Any  # a device's own
+# A batch in a device's own form, with `batch`: Batch, and `samples`: int, the rows that are sampled: the batch's, and
+# what a device adds to have fewer shapes of steps.
+Step = Any
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+Stage = Literal["step", "forward", "sample"]  # "step" is the other two in one
+MaskWords = NDArray[np.uint32]  # bit t % 32 of word t / 32 allows token t; what lies past the last word is forbidden
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,7 @@ class StepShape:
     num_tokens: int  # new ones, and so hidden states, of a step
     num_seqs: int  # in a step
     num_logits: int  # rows that are sampled or scored at once
+    num_logprobs: int  # alternatives to a token, at most
     max_length: int  # of a sequence
 
 
@@ -53,7 +66,8 @@ class SampleRow:
     sampling: Sampling
     key: int  # 64 bits from (seed, prompt index, choice index): see device/random.py
     prompt: Sequence[int]
-    output: Sequence[int]  # generated so far; its length is the position in the random stream
+    output: Sequence[int]  # generated so far, as far as it is known
+    mask: Callable[[], MaskWords] | None = None  # tokens that may come next; asked for once `output` is known
 
 
 @dataclass(slots=True)
@@ -61,11 +75,17 @@ class Batch:
     """One step: S sequences, T new tokens in all. A decode step has T == S.
 
     tokens, positions, slots: [T] the new tokens, their positions, and where their K/V goes
-        (page * page_size + offset; -1 writes nowhere).
+        (page * page_size + offset; -1 writes nowhere). A negative token t, which only a device with lookahead is
+        given, is the one that was chosen last for the sequence of number ~t.
     starts: [S + 1] sequence s owns the new tokens starts[s] to starts[s + 1].
     lengths: [S] context length of each sequence after this step, its new tokens included.
-    pages: [S, P] page numbers of each sequence, in order of position; entries past its length are 0.
-    sample_rows: [R] which of the T tokens' logits are sampled, aligned with `rows`.
+    pages: page numbers, those of sequence s in order of position from page_starts[s] to page_starts[s + 1]: as many
+        as its length takes. page_starts: [S + 1].
+    sample_rows: [R] which of the T tokens' logits are sampled, aligned with `rows` and the next three.
+    numbers: [R] below num_seqs: a sequence's own while it runs, and the place of what a device keeps for it.
+    admissions: [R] changes whenever a number is given anew: what was kept for it is then another sequence's.
+    sample_positions: [R] in the random stream: how many tokens the sequence has generated before, those included
+        that are not known yet.
     score_rows, score_targets: [Q] tokens of a prompt whose successor's log-probability is asked for (echo with
         logprobs); `score_top` alternatives each.
     """
@@ -76,8 +96,12 @@ class Batch:
     starts: Int32
     lengths: Int32
     pages: Int32
+    page_starts: Int32
     sample_rows: Int32
     rows: list[SampleRow]
+    numbers: Int32
+    admissions: NDArray[np.int64]
+    sample_positions: Int32
     score_rows: Int32
     score_targets: Int32
     score_top: int = 0
@@ -103,6 +127,7 @@ class Device(Protocol):
     dtype: str  # of computation and of the K/V, once the weights are loaded
     default_kv_bytes: int | None  # most that K/V take unless the user says more; None: what the memory has
     gathers_pages: bool  # attention copies one layer's share of the pages in use while it runs
+    lookahead: bool  # a step may be begun before the last one is finished
 
     def available_bytes(self) -> int:
         """Memory that weights, K/V and activations may use now, before the utilization share is taken."""
@@ -111,7 +136,7 @@ class Device(Protocol):
         """Weights by their TensorSpec name. Raises ModelDataError for a file that ends early."""
 
     def weight_bytes(self, layout: Layout) -> int:
-        """Memory that the weights take once loaded."""
+        """Memory that the weights take once loaded. Asked before page_bytes: K/V may have the weights' dtype."""
 
     def page_bytes(self, shape: AttentionShape) -> int:
         """Bytes of one KV page over all layers."""
@@ -122,10 +147,25 @@ class Device(Protocol):
     def allocate(self, shape: AttentionShape, step: StepShape, num_pages: int, cos: Float32, sin: Float32) -> None:
         """K/V pages, activations, and the rotary table cos, sin: [step.max_length, rotary_dim / 2]."""
 
-    def begin(self, batch: Batch) -> Tensor:
+    def begin(self, batch: Batch) -> Step:
         """The step's metadata in the device's form, passed to the ops below as `step`."""
 
-    def embed(self, step: Tensor, table: Tensor) -> Tensor:
+    def run(self, step: Step, stage: Stage, compute: Callable[[], R]) -> R:
+        """Has the ops done that `compute` calls, and gives what it gives.
+
+        They are the same for all steps of a stage that are alike; so a device need not call it every time.
+        """
+
+    def finish(self, step: Step) -> Sampled:
+        """What `sample` and `score` found. Waits for it."""
+
+    def prepare(self, compute: Callable[[Step], object]) -> bool:
+        """Does a little of what later steps would have to wait for; whether there may be more. For idle moments.
+
+        compute: what `run` is given for the stage "step", of a step that the device makes up.
+        """
+
+    def embed(self, step: Step, table: Tensor) -> Tensor:
         """[T, hidden] rows of `table` for the step's tokens."""
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -137,23 +177,29 @@ class Device(Protocol):
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [T, in] times weight [out, in] transposed, plus bias [out]: [T, out]."""
 
-    def rope_and_cache(self, step: Tensor, qkv: Tensor, layer: int) -> Tensor:
+    def rope_and_cache(self, step: Step, qkv: Tensor, layer: int) -> Tensor:
         """Rotates q and k of qkv [T, (heads + 2 kv_heads) * head_dim], writes k, v to the layer's pages; gives q."""
 
-    def attention(self, step: Tensor, q: Tensor, layer: int, scale: float, window: int | None) -> Tensor:
+    def attention(self, step: Step, q: Tensor, layer: int, scale: float, window: int | None) -> Tensor:
         """Causal attention of q over the pages of its sequence: [T, heads * head_dim]."""
 
-    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """activation(gate) * up of gate_up [T, 2 * intermediate]: [T, intermediate]."""
+    def gated_linear(self, x: Tensor, weight: Tensor, activation: Activation, bias: Tensor | None = None) -> Tensor:
+        """activation(gate) * up: [T, out]. They are the halves of x [T, in] times weight [2 * out, in] transposed,
+        plus bias [2 * out]; the gate comes first."""
 
-    def rows(self, x: Tensor, rows: Int32) -> Tensor:
-        """The named rows of x: [R, hidden]. Neighbours, or the batch's sample_rows and then its score_rows."""
+    def wanted(self, step: Step, x: Tensor) -> Tensor:
+        """The rows of x [T, hidden] that the step samples, then those that it scores."""
+
+    def part(self, x: Tensor, first: int, count: int) -> Tensor:
+        """`count` rows of x from `first` on."""
 
     def logits(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [R, hidden] times weight [vocab, hidden] transposed, in fp32: [R, vocab]."""
 
-    def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprob | None]]:
-        """One token a row of logits [R, vocab]: a pure function of logits, sampling, key and position."""
+    def sample(self, step: Step, logits: Tensor) -> None:
+        """Chooses one token for each of the step's sampled rows, given its logits [step.samples, vocab]: a pure
+        function of logits, sampling, key and position. A batch's masks are asked for here at the latest."""
 
-    def score(self, logits: Tensor, targets: Int32, top: int) -> list[TokenLogprob]:
-        """Log-probability of targets[q] under logits[q], with `top` alternatives."""
+    def score(self, step: Step, logits: Tensor, first: int) -> None:
+        """Log-probabilities of score_targets from `first` on, under their logits [., vocab], with `score_top`
+        alternatives."""

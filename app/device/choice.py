@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UsageError
+from ..errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:  # the engine asks for the ordinal before anything heavy is imported
     from ..settings import Settings
@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # the engine asks for the ordinal before anything heavy is im
 
 # What the NVIDIA driver makes where there is a GPU; under WSL 2 there is only the second.
 _DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-
+_NO_FP8 = "--kv-cache-dtype fp8: the CPU keeps K/V in float32 or float16; leave it out"
+_HANGS_AT = 0.9  # of the time at which the front kills an engine: the device then still says what it did last
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def open_device(settings: "Settings") -> "Device":
     fp8_pages = settings.kv_cache_dtype == "fp8"
     if ordinal is None:
         if fp8_pages:
-            raise UsageError("--kv-cache-dtype fp8: the CPU keeps K/V in float32; leave it out")
+            raise UsageError(_NO_FP8)
     elif settings.dtype == "float32":
         raise UsageError("--dtype float32: a GPU computes in bfloat16 or float16; leave it out, or use --device cpu")
     else:
@@ -45,11 +46,29 @@ def open_device(settings: "Settings") -> "Device":
         from .cuda.errors import NO_DEVICE, CudaError
 
         try:
-            return CudaDevice(ordinal, fp8_pages=fp8_pages)
+            return CudaDevice(ordinal, fp8_pages=fp8_pages, step_seconds=_HANGS_AT * settings.engine_timeout)
         except CudaError as error:
             if settings.device != "auto" or error.code != NO_DEVICE:
                 raise
+            if fp8_pages:
+                raise UsageError(f"{_NO_FP8}, or make a GPU usable: {error}") from None
             _log.warning("the CPU is used: %s", error)
-    from .numpy_device import NumpyDevice  # here, so that a GPU's start does not load it
+    return _open_cpu(settings)
+
+
+def _open_cpu(settings: "Settings") -> "Device":
+    """The CPU library, where it is there and loads; numpy where it is not, and where fp32 throughout is asked for."""
+    from . import host, native_library  # here, so that a GPU's start does not load them
+
+    if settings.dtype == "auto":
+        try:
+            library = native_library.Library(native_library.find(), host.usable_cpus())
+        except UnavailableError as error:
+            _log.warning("the CPU computes with numpy, which is several times slower: %s", error)
+        else:
+            from .native_device import NativeDevice
+
+            return NativeDevice(library)
+    from .numpy_device import NumpyDevice
 
     return NumpyDevice()

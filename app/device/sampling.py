@@ -7,7 +7,7 @@ Apart from the device because it is the definition that every device is held to.
  3. repetition penalty over prompt and output: a logit above zero is divided by it, another is multiplied
     (transformers' RepetitionPenaltyLogitsProcessor)
  4. frequency penalty x count + presence penalty is subtracted, over the output alone (OpenAI's formula)
- 5. EOS and stop ids are banned while there are fewer than min_tokens
+ 5. EOS and stop ids are banned while there are fewer than min_tokens, and always what a mask does not allow
  6. temperature below 1e-5: the largest logit, the lowest id of equals. Else the logits are divided by it, and
  7. top-k, then top-p of what top-k left, then min-p
  8. the draw, among what is left: argmax of (logit - largest) / temperature - log(e), where e is the token's
@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..messages import GREEDY_BELOW, Sampling, TokenLogprob
-from .base import Float32, Int32, SampleRow
+from .base import Float32, Int32, MaskWords, SampleRow
 from .random import bits_of, bits_of_all, exponentials
 
 Ids = NDArray[np.intp]
@@ -52,7 +52,7 @@ def sample(logits: Float32, rows: Sequence[SampleRow]) -> tuple[list[int], list[
     logprobs: list[TokenLogprob | None] = [None] * len(rows)
     with np.errstate(over="ignore"):
         for index, row in enumerate(rows):
-            if tokens[index] >= 0 and not _is_plain_greedy(row):
+            if tokens[index] >= 0 and not is_plain_greedy(row):
                 tokens[index], logprobs[index] = _sample_row(logits[index], tokens[index], row)
     return tokens, logprobs
 
@@ -66,7 +66,7 @@ def score(logits: Float32, targets: Int32, top: int) -> list[TokenLogprob]:
         return [_logprob(values, target, top) for values, target in zip(logits, targets.tolist(), strict=True)]
 
 
-def _is_plain_greedy(row: SampleRow) -> bool:
+def is_plain_greedy(row: SampleRow) -> bool:
     """Whether the row's token is the largest raw logit and nothing else is wanted of it."""
     sampling = row.sampling
     return (
@@ -77,6 +77,7 @@ def _is_plain_greedy(row: SampleRow) -> bool:
         and not sampling.presence_penalty
         and not sampling.logit_bias
         and len(row.output) >= sampling.min_tokens
+        and row.mask is None
     )
 
 
@@ -116,7 +117,25 @@ def _adjust(values: Float32, row: SampleRow) -> bool:
         banned = [token for token in sampling.eos_token_ids + sampling.stop_token_ids if token < len(values)]
         values[banned] = -np.inf
         adjusted = True
+    if row.mask is not None:
+        values[~unpack_mask(row.mask(), len(values))] = -np.inf
+        adjusted = True
     return adjusted
+
+
+def pack_mask(tokens: Sequence[int]) -> MaskWords:
+    """The mask that allows `tokens` and no other."""
+    bits = np.zeros(max(tokens, default=0) // 32 * 32 + 32, np.bool_)
+    bits[list(tokens)] = True
+    return np.packbits(bits, bitorder="little").view("<u4")
+
+
+def unpack_mask(words: MaskWords, vocab: int) -> NDArray[np.bool_]:
+    """Which of the vocabulary's tokens the mask allows: [vocab]."""
+    allowed = np.zeros(vocab, np.bool_)
+    bits = np.unpackbits(words.astype("<u4").view(np.uint8), bitorder="little", count=min(vocab, 32 * len(words)))
+    allowed[: len(bits)] = bits
+    return allowed
 
 
 def _draw(values: Float32, best: int, row: SampleRow) -> int:

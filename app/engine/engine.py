@@ -5,6 +5,7 @@ Single-threaded and without I/O: the worker (process 2) and `LLM` (in process) b
 
 import time
 from collections.abc import Iterable
+from itertools import islice
 from typing import Protocol
 
 from ..device.base import Batch, Sampled
@@ -16,18 +17,36 @@ from .scheduler import Chunk, Scheduler
 from .sequence import Sequence
 
 
+class Running(Protocol):
+    """A step under way."""
+
+    def complete(self) -> None:
+        """Begins what had to wait for the last step's tokens. Once, after they are known."""
+
+    def result(self) -> Sampled:
+        """Waits for the next token of each row that is sampled."""
+
+
 class Runner(Protocol):
     """What the engine needs of a model."""
 
     max_model_len: int
     num_pages: int
+    lookahead: bool  # a step may be started before the last one's tokens are known
 
-    def run(self, batch: Batch) -> Sampled:
-        """One forward pass, and the next token of each row that is sampled."""
+    def start(self, batch: Batch) -> Running:
+        """Begins a forward pass."""
+
+    def prepare(self) -> bool:
+        """Does a little of what later steps would have to wait for; whether there may be more."""
 
 
 class Engine:
-    """Owns every sequence from `submit` to its last Output, or to `abort`."""
+    """Owns every sequence from `submit` to its last Output, or to `abort`.
+
+    With a model that looks ahead, a step is started before the one before it is done, so that the device never waits
+    for the engine: tokens come out one step late, and a sequence that has ended meanwhile was computed for nothing.
+    """
 
     def __init__(
         self, model: Runner, *, max_num_seqs: int, max_num_batched_tokens: int, enable_prefix_caching: bool = True
@@ -43,6 +62,7 @@ class Engine:
         )
         self._sequences: dict[int, Sequence] = {}
         self._refused: list[Output] = []  # reported by the next step
+        self._under_way: tuple[list[Chunk], Running] | None = None
         self._arrivals = 0
         self._steps = 0
         self._step_seconds = 0.0
@@ -61,7 +81,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences or self._refused)
+        return bool(self._sequences or self._refused or self._under_way)
 
     @property
     def stats(self) -> Stats:
@@ -104,33 +124,50 @@ class Engine:
             self._refused = [output for output in self._refused if output.id != id_]
 
     def step(self) -> list[Output]:
-        """One forward pass over the next decode batch or prefill chunk; what it adds to each sequence."""
+        """Starts the next decode batch or prefill chunk; what the step before it, or else this one, gave."""
         outputs, self._refused = self._refused, []
-        if not self._sequences:
+        if not self.has_work:
             return outputs
         began = time.monotonic()
-        chunks = self.scheduler.schedule()
-        if not chunks:
+        before, self._under_way = self._under_way, None
+        chunks = self.scheduler.schedule() if self._sequences else []
+        if not chunks and not before:
             raise IntegrityError("there are sequences, and none can run")
-        sampled = self.model.run(build_batch(chunks, self.scheduler.tables))
-        outputs += self._commit(chunks, sampled)
-        self._steps += 1
+        running = self.model.start(build_batch(chunks, self.scheduler.tables)) if chunks else None
+        if before:
+            outputs += self._commit(*before)
+        if running:
+            running.complete()
+            self._steps += 1
+            if self.model.lookahead:
+                self._under_way = chunks, running
+            else:
+                outputs += self._commit(chunks, running)
         self._step_seconds += time.monotonic() - began
         return outputs
 
-    def _commit(self, chunks: list[Chunk], sampled: Sampled) -> list[Output]:
+    def prepare(self) -> bool:
+        """For idle moments: see Runner."""
+        return self.model.prepare()
+
+    def _commit(self, chunks: list[Chunk], running: Running) -> list[Output]:
+        """What a step gave. Of what was computed for nothing, nothing is heard."""
+        sampled = running.result()
         outputs = []
         scores = iter(sampled.scores)
         samples = zip(sampled.tokens, sampled.logprobs, strict=True)
         for chunk in chunks:
-            sequence, size = chunk
-            if sequence.scores:
-                missing = sequence.prompt_length - len(sequence.scores)
-                sequence.add_scores([next(scores) for _ in range(min(size, missing))])
-            self.scheduler.advance(chunk)
-            if sequence.uncomputed:
+            sequence = chunk.sequence
+            scored = list(islice(scores, chunk.scores)) if chunk.scores else None
+            sample = next(samples) if chunk.samples else None
+            if chunk.is_stale:
                 continue
-            output = sequence.accept(*next(samples))
+            if scored:
+                sequence.add_scores(scored)
+            self.scheduler.advance(chunk)
+            if sample is None:
+                continue
+            output = sequence.accept(*sample)
             outputs.append(output)
             if output.tokens:
                 self._generated_tokens += 1
@@ -144,7 +181,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Compares the engine's books with each other. Raises IntegrityError. For tests and idle moments."""
-        self.scheduler.check_integrity()
+        self.scheduler.check_integrity(self._under_way[0] if self._under_way else ())
         known = {id(sequence) for sequence in self._sequences.values()}
         queued = {id(sequence) for sequence in self.scheduler.waiting + self.scheduler.running}
         if known != queued:

@@ -4,30 +4,37 @@ Apart from the scheduler, which decides when a sequence runs; what a new token m
 """
 
 from array import array
+from collections.abc import Callable
 
-from ..device.base import SampleRow
+import numpy as np
+
+from ..device.base import MaskWords, SampleRow
 from ..device.random import stream_key
-from ..messages import FinishReason, Output, Submit, TokenLogprob
+from ..messages import FinishReason, Output, Sampling, Submit, TokenLogprob
 from ..settings import PAGE_SIZE
 
 
 class Sequence:
     """A choice of a prompt on its way through the engine.
 
-        tokens   | prompt ................ | output ....... |
-        K/V      | computed ......................... | new |
-        pages    |  full, published  |  |  |   |
+        tokens   | prompt ................ | output ....... | coming |
+        K/V      | computed ................................ |  new   |
+        pages    |  full, published  |  |  |   |  |  |
 
-    `computed` tokens have their K/V in `pages`; at least one has not, and the last one's logits give the next token.
-    A preempted sequence keeps its tokens and starts again with computed = 0. Prompt and output stay apart, since
-    penalties, min_tokens and the random stream count output only.
+    `computed` tokens have their K/V in `pages`, or will have once the steps under way are done; at least one has not,
+    and the last one's logits give the next token. `coming` tokens are chosen by those steps and not known yet. A
+    preempted sequence keeps its tokens, but for those, and starts again with computed = 0. Prompt and output stay
+    apart, since penalties, min_tokens and the random stream count output only.
     """
 
     __slots__ = (
+        "admission",
         "cached_tokens",
+        "coming",
         "computed",
         "id",
         "limit",
+        "number",
         "order",
         "output",
         "pages",
@@ -35,7 +42,6 @@ class Sequence:
         "published",
         "row",
         "scores",
-        "slot",
         "stop_ids",
         "tokens",
         "twin",
@@ -51,13 +57,14 @@ class Sequence:
         self.stop_ids = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else sampling.eos_token_ids))
         self.tokens = array("i", submit.prompt)
         self.output: list[int] = []
-        self.row = SampleRow(
-            sampling, stream_key(sampling.seed, submit.prompt_index, submit.choice_index), submit.prompt, self.output
-        )
+        key = stream_key(sampling.seed, submit.prompt_index, submit.choice_index)
+        self.row = SampleRow(sampling, key, submit.prompt, self.output, _mask_of(sampling))
         self.computed = 0
+        self.coming = 0
         self.pages: list[int] = []
         self.published = 0  # of `pages`, those whose content is known to the pool
-        self.slot = -1  # its row of the scheduler's page tables while it runs
+        self.number = -1  # its own while it runs, below max_num_seqs
+        self.admission = 0  # the scheduler's count of them when it got its number
         self.twin: tuple[Sequence, int] | None = None  # who is computing how many of our tokens; see Scheduler
         self.cached_tokens: int | None = None  # of the prompt, found in the pool when it first ran
         # Of the prompt, where asked for, until they are sent. Nothing comes before the first token.
@@ -65,7 +72,12 @@ class Sequence:
 
     @property
     def uncomputed(self) -> int:
-        return len(self.tokens) - self.computed
+        return len(self.tokens) + self.coming - self.computed
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the tokens that are coming are its last, whatever they are."""
+        return len(self.tokens) + self.coming >= self.limit
 
     def block(self, index: int) -> bytes:
         """The tokens of page `index`, as the pool knows them. The page must be full."""
@@ -83,6 +95,7 @@ class Sequence:
             message = "no token can be chosen: the model's logits are NaN or infinite, or every token is banned"
             return Output(self.id, finish="error", error=message)
         is_first = not self.output
+        self.coming -= 1
         self.output.append(token)
         self.tokens.append(token)
         finish: FinishReason | None = None
@@ -101,3 +114,11 @@ class Sequence:
             output.cached_tokens = self.cached_tokens or 0
             output.prompt_logprobs, self.scores = self.scores, None
         return output
+
+
+def _mask_of(sampling: Sampling) -> Callable[[], MaskWords] | None:
+    """The same in every step; None where any token may come."""
+    if not sampling.allowed_tokens:
+        return None
+    words = np.frombuffer(sampling.allowed_tokens, np.uint32)
+    return lambda: words

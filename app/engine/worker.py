@@ -168,7 +168,8 @@ def serve(line: Line, engine: "Engine") -> None:
     """One StepDone for each step, until the front says Shutdown. Raises LineClosedError, and what a step raises."""
     while True:
         aborted = False
-        for message in line.arrived(wait=not engine.has_work):
+        is_idle = not engine.has_work and not engine.prepare()
+        for message in line.arrived(wait=is_idle):
             match message:
                 case Submit():
                     engine.submit(message)

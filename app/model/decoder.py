@@ -5,16 +5,15 @@ What differs between models is data (`ModelSpec`); what differs between devices 
 
 from collections.abc import Mapping
 
-from ..device.base import Batch, Device, Int32, Tensor
+from ..device.base import Device, Step, Tensor
 from .spec import ModelSpec
 
 
-def forward(spec: ModelSpec, device: Device, weights: Mapping[str, Tensor], batch: Batch, rows: Int32) -> Tensor:
-    """Runs the batch's tokens through all layers, writing their K/V; the final hidden states of `rows`.
+def forward(spec: ModelSpec, device: Device, weights: Mapping[str, Tensor], step: Step) -> Tensor:
+    """Runs the step's tokens through all layers, writing their K/V; the final hidden states of the rows it wants.
 
-    rows: [R] of the T tokens. Returns [R, hidden], normed, ready for `head`.
+    Returns [R, hidden], normed, ready for `logits`: the rows that are sampled, then those that are scored.
     """
-    step = device.begin(batch)
     x = device.embed(step, weights["embed.weight"])  # [T, hidden]
     residual = None
     for layer, window in enumerate(spec.windows):
@@ -25,11 +24,12 @@ def forward(spec: ModelSpec, device: Device, weights: Mapping[str, Tensor], batc
         x = device.attention(step, q, layer, spec.attention_scale, window)
         x = device.linear(x, weights[name + "output.weight"], weights.get(name + "output.bias"))
         x, residual = device.norm(x, weights[name + "mlp_norm.weight"], spec.norm_eps, residual)
-        x = device.linear(x, weights[name + "gate_up.weight"], weights.get(name + "gate_up.bias"))
-        x = device.gate(x, spec.activation)  # [T, intermediate]
+        gate_up, bias = weights[name + "gate_up.weight"], weights.get(name + "gate_up.bias")
+        x = device.gated_linear(x, gate_up, spec.activation, bias)  # [T, intermediate]
         x = device.linear(x, weights[name + "down.weight"], weights.get(name + "down.bias"))
     assert residual is not None  # a model has at least one layer
-    x, _ = device.norm(device.rows(x, rows), weights["norm.weight"], spec.norm_eps, device.rows(residual, rows))
+    wanted = device.wanted(step, residual)
+    x, _ = device.norm(device.wanted(step, x), weights["norm.weight"], spec.norm_eps, wanted)
     return x
 
 

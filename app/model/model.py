@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..device.base import AttentionShape, Batch, Device, Int32, Sampled, StepShape, Tensor
+from ..device.base import AttentionShape, Batch, Device, Sampled, Step, StepShape, Tensor
 from ..device.choice import open_device
-from ..messages import TokenLogprob
 from ..settings import PAGE_SIZE, Settings
 from ..timeline import Timeline
 from . import decoder
@@ -35,33 +34,64 @@ class Model:
         self.device = device
         self.max_model_len = max_model_len
         self.num_pages = num_pages
+        self.lookahead = device.lookahead
         self.weights = weights
 
+    def start(self, batch: Batch) -> "Running":
+        """Begins an engine step: K/V of the batch's tokens written, the named rows sampled and scored."""
+        device = self.device
+        step = device.begin(batch)
+        if any(row.mask for row in batch.rows):
+            return Running(self, step, device.run(step, "forward", lambda: self.forward(step)))
+        device.run(step, "step", lambda: self.choose(step, self.forward(step)))
+        return Running(self, step)
+
     def run(self, batch: Batch) -> Sampled:
-        """One engine step: K/V of the batch's tokens written, the named rows sampled and scored."""
-        with np.errstate(over="ignore", invalid="ignore"):  # a NaN is found, and told, where a token is sampled
-            return self._run(batch)
+        """A step from its beginning to its end."""
+        running = self.start(batch)
+        running.complete()
+        return running.result()
 
-    def _run(self, batch: Batch) -> Sampled:
-        rows = np.concatenate([batch.sample_rows, batch.score_rows])
-        hidden = decoder.forward(self.spec, self.device, self.weights, batch, rows)
-        split = len(batch.sample_rows)
-        sampled, scored = np.arange(split, dtype=np.int32), np.arange(split, len(rows), dtype=np.int32)
-        if not split:
-            return Sampled([], [], self._score(hidden, scored, batch))
-        tokens, logprobs = self.device.sample(self._logits(hidden, sampled), batch.rows)
-        return Sampled(tokens, logprobs, self._score(hidden, scored, batch))
+    def prepare(self) -> bool:
+        """Does a little of what later steps would have to wait for; whether there may be more."""
+        return self.device.prepare(lambda step: self.choose(step, self.forward(step)))
 
-    def _logits(self, hidden: Tensor, rows: Int32) -> Tensor:
-        return decoder.logits(self.spec, self.device, self.weights, self.device.rows(hidden, rows))
+    def forward(self, step: Step) -> Tensor:
+        """Hidden states of the rows that the step wants."""
+        return decoder.forward(self.spec, self.device, self.weights, step)
 
-    def _score(self, hidden: Tensor, rows: Int32, batch: Batch) -> list[TokenLogprob]:
-        scores: list[TokenLogprob] = []
-        for first in range(0, len(rows), _SCORED_AT_ONCE):
-            part = slice(first, first + _SCORED_AT_ONCE)
-            logits = self._logits(hidden, rows[part])
-            scores += self.device.score(logits, batch.score_targets[part], batch.score_top)
-        return scores
+    def logits(self, hidden: Tensor) -> Tensor:
+        return decoder.logits(self.spec, self.device, self.weights, hidden)
+
+    def choose(self, step: Step, hidden: Tensor) -> None:
+        """Samples and scores, given what `forward` gave."""
+        device = self.device
+        if step.samples:
+            device.sample(step, self.logits(device.part(hidden, 0, step.samples)))
+        count = len(step.batch.score_rows)
+        for first in range(0, count, _SCORED_AT_ONCE):
+            rows = device.part(hidden, step.samples + first, min(_SCORED_AT_ONCE, count - first))
+            device.score(step, self.logits(rows), first)
+
+
+class Running:
+    """A step under way."""
+
+    def __init__(self, model: Model, step: Step, hidden: Tensor | None = None) -> None:
+        self._model = model
+        self._step = step
+        self._hidden = hidden  # where nothing is sampled yet
+
+    def complete(self) -> None:
+        """Samples, where rows have masks: those depend on the last step's tokens, which are known by now."""
+        model, step, hidden = self._model, self._step, self._hidden
+        if hidden is not None:
+            model.device.run(step, "sample", lambda: model.choose(step, hidden))
+            self._hidden = None
+
+    def result(self) -> Sampled:
+        """Waits for the step, which must be complete."""
+        return self._model.device.finish(self._step)
 
 
 def load_model(directory: Path, settings: Settings, timeline: Timeline) -> Model:
@@ -86,12 +116,14 @@ def load_model(directory: Path, settings: Settings, timeline: Timeline) -> Model
         num_tokens=max(settings.max_num_batched_tokens, settings.max_num_seqs),
         num_seqs=settings.max_num_seqs,
         num_logits=max(settings.max_num_seqs, _SCORED_AT_ONCE),
+        num_logprobs=settings.max_logprobs,
         max_length=settings.max_model_len or spec.max_position,
     )
+    weight_bytes = device.weight_bytes(layout)
     page = device.page_bytes(shape)
     memory = Memory(
         available=device.available_bytes(),
-        weights=device.weight_bytes(layout),
+        weights=weight_bytes,
         activations=device.activation_bytes(shape, step),
         page=page,
         page_scratch=-(-page // spec.num_layers) if device.gathers_pages else 0,
@@ -127,9 +159,13 @@ def _warm_up() -> Batch:
         slots=np.array([-1], np.int32),
         starts=np.array([0, 1], np.int32),
         lengths=np.array([1], np.int32),
-        pages=np.zeros((1, 1), np.int32),
+        pages=zero,
+        page_starts=np.array([0, 1], np.int32),
         sample_rows=none,
         rows=[],
+        numbers=none,
+        admissions=np.zeros(0, np.int64),
+        sample_positions=none,
         score_rows=zero,
         score_targets=zero,
     )

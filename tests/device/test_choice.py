@@ -57,6 +57,21 @@ def test_auto_does_not_hide_the_trouble_of_a_gpu(machine: Path, soft, knobs: dic
         open_device(from_kwargs(model="m", device="auto"))
 
 
+def test_auto_does_not_drop_what_only_a_gpu_does(machine: Path, soft) -> None:
+    """fp8 pages were asked for; on the CPU the same memory would hold a fraction of the context."""
+    machine.touch()
+    soft.reset(devices=0)
+    with pytest.raises(
+        UsageError, match=r"^--kv-cache-dtype fp8: the CPU keeps .* a GPU usable: cuInit: CUDA_ERROR_NO"
+    ):
+        open_device(from_kwargs(model="m", device="auto", kv_cache_dtype="fp8"))
+
+
+def test_a_device_has_less_time_for_a_step_than_the_front_gives(machine: Path, soft) -> None:
+    device = open_device(from_kwargs(model="m", device="cuda", engine_timeout=50))
+    assert device._step_seconds == 45  # type: ignore[attr-defined]
+
+
 def test_what_a_device_does_not_do_is_refused(machine: Path) -> None:
     with pytest.raises(UsageError, match=r"^--dtype float32: a GPU computes in bfloat16 or float16"):
         open_device(from_kwargs(model="m", device="cuda", dtype="float32"))

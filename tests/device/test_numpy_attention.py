@@ -33,18 +33,20 @@ def batch_of(news, lengths, pages, slots=None):
             [table[position // 16] * 16 + position % 16 for position in each]
             for each, table in zip(positions, pages, strict=True)
         ]
-    table = np.zeros((len(pages), max(map(len, pages))), np.int32)
-    for row, own in zip(table, pages, strict=True):
-        row[: len(own)] = own
+    held = [own[: -(-length // 16)] for own, length in zip(pages, lengths, strict=True)]
     return Batch(
         tokens=np.zeros(sum(news), np.int32),
         positions=np.concatenate(positions).astype(np.int32),
         slots=np.concatenate(slots).astype(np.int32),
         starts=np.cumsum([0, *news]).astype(np.int32),
         lengths=np.array(lengths, np.int32),
-        pages=table,
+        pages=np.array([page for own in held for page in own], np.int32),
+        page_starts=np.cumsum([0, *map(len, held)], dtype=np.int32),
         sample_rows=_NONE,
         rows=[],
+        numbers=_NONE,
+        admissions=_NONE,
+        sample_positions=_NONE,
         score_rows=_NONE,
         score_targets=_NONE,
     )

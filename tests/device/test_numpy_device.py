@@ -1,6 +1,7 @@
 """The numpy device's ops against plain loops and independent formulas, in every memory order a tensor may have."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,12 +41,16 @@ def test_logits_lie_row_by_row():
     np.testing.assert_allclose(found, np.einsum("rh,vh->rv", x.astype(np.float64), weight), rtol=1e-4, atol=1e-5)
 
 
-def test_embed_and_rows():
+def test_embed_and_the_rows_that_are_wanted():
     table = random(10, 4)
-    step = type("Step", (), {"batch": type("Batch", (), {"tokens": np.array([3, 9, 3], np.int32)})})
-    np.testing.assert_array_equal(DEVICE.embed(step, table), np.stack([table[3], table[9], table[3]]))
-    np.testing.assert_array_equal(DEVICE.rows(table, np.array([7], np.int32)), table[7:8])
-    assert DEVICE.rows(table, np.array([], np.int32)).shape == (0, 4)
+    batch = SimpleNamespace(
+        tokens=np.array([3, 9, 3], np.int32), sample_rows=np.array([2]), score_rows=np.array([0, 1])
+    )
+    step = SimpleNamespace(batch=batch)
+    np.testing.assert_array_equal(DEVICE.embed(step, table), table[[3, 9, 3]])
+    np.testing.assert_array_equal(DEVICE.wanted(step, table), table[[2, 0, 1]])
+    np.testing.assert_array_equal(DEVICE.part(table, 7, 2), table[7:9])
+    assert DEVICE.part(table, 10, 0).shape == (0, 4)
 
 
 @pytest.mark.parametrize("eps", [1e-5, 1e-2])
@@ -69,28 +74,30 @@ def test_norm(eps, with_residual):
         ("gelu_tanh", lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
     ],
 )
-def test_gate(activation, formula):
+def test_gated_linear(activation, formula):
     gate = np.concatenate([random(100) * 3, np.linspace(-12, 12, 97), [0.0, -0.0, 87.0]]).astype(np.float32)
     up = random(200)
     expected = [formula(float(g)) * float(u) for g, u in zip(gate, up, strict=True)]
     gate_up = np.concatenate([gate.reshape(2, 100), up.reshape(2, 100)], axis=1)
-    for each in orders(gate_up):
-        found = DEVICE.gate(each, activation)
+    for each in orders(gate_up):  # times one, so that the product is exact
+        found = DEVICE.gated_linear(each, np.eye(200, dtype=np.float32), activation)
         np.testing.assert_allclose(found.ravel(), expected, rtol=2e-6, atol=2e-6)
 
 
-def test_gate_far_out():
+def test_gated_linear_far_out():
     """Where exp overflows the limits are right, and nothing warns."""
     far = np.array([[-1e4, 1e4, -200.0, 200.0, 1.0, 1.0, 1.0, 1.0]], np.float32)
     for activation in ("silu", "gelu", "gelu_tanh"):
-        np.testing.assert_allclose(DEVICE.gate(far, activation), [[0, 1e4, 0, 200]], atol=1e-30)
+        np.testing.assert_allclose(
+            DEVICE.gated_linear(far, np.eye(8, dtype=np.float32), activation), [[0, 1e4, 0, 200]], atol=1e-30
+        )
 
 
 def test_activations_grow_with_the_step():
     shape = AttentionShape(2, 4, 2, 16, 16, 16)
 
     def nbytes(tokens, seqs):
-        return DEVICE.activation_bytes(shape, StepShape(64, 128, 320, tokens, seqs, 64, 256))
+        return DEVICE.activation_bytes(shape, StepShape(64, 128, 320, tokens, seqs, 64, 20, 256))
 
     assert nbytes(512, 1) > 20 * nbytes(16, 1)
     assert nbytes(16, 100) - nbytes(16, 1) == 4 * 3 * 99 * 320

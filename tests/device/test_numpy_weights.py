@@ -141,3 +141,15 @@ def test_H15_a_file_that_is_gone(tmp_path):
     file.unlink()
     with pytest.raises(ModelDataError, match=rf"{file}: cannot be read: No such file"):
         load_weights(layout)
+
+
+def test_int8_is_widened_and_scaled(tmp_path):
+    rows = np.array([[127, -127, 0], [1, 2, 3]], np.int8)
+    scales = np.array([0.5, 0.25], np.float32)
+    layout = layout_of(
+        tmp_path / "w", ("a", rows, "I8"), ("filler", np.zeros(2, np.int8), "I8"), ("a.scale", scales, "F32")
+    )
+    found = load_weights(layout)
+    np.testing.assert_array_equal(found["a"], [[63.5, -63.5, 0], [0.25, 0.5, 0.75]])
+    assert "a.scale" not in found
+    assert not found["a"].flags.writeable

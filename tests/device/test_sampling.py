@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pilotlight.device.base import SampleRow
+from pilotlight.device.base import MaskWords, SampleRow
 from pilotlight.device.random import bits_of_all, stream_key
-from pilotlight.device.sampling import sample, score, threshold
+from pilotlight.device.sampling import pack_mask, sample, score, threshold, unpack_mask
 from pilotlight.messages import Sampling
 from tests.device import chi_square
 
@@ -28,6 +28,14 @@ def sampling(**changes: Any) -> Sampling:
 def row(changes: Any, *, prompt: Sequence[int] = (), output: Sequence[int] = (), choice: int = 0) -> SampleRow:
     parameters = changes if isinstance(changes, Sampling) else sampling(**changes)
     return SampleRow(parameters, stream_key(parameters.seed, 0, choice), prompt, output)
+
+
+def allowing(tokens: Collection[int]) -> MaskWords:
+    """The words of base.py's definition, bit by bit."""
+    words = [0] * (max(tokens) // 32 + 1)
+    for token in tokens:
+        words[token // 32] |= 1 << token % 32
+    return np.array(words, np.uint32)
 
 
 def one(logits: np.ndarray, wanted: SampleRow) -> int:
@@ -315,6 +323,60 @@ def test_a_forbidding_bias_is_not_drawn() -> None:
     logits = np.zeros(8)
     forbidding = {"logit_bias": tuple((token, -100.0) for token in range(8) if token != 5)}
     assert {one(logits, row(forbidding, choice=choice)) for choice in range(200)} == {5}
+
+
+# Masks.
+
+
+@given(st.sets(st.integers(0, 300), min_size=1), st.integers(1, 400))
+def test_a_mask_is_the_words_of_its_definition(tokens: set[int], vocab: int) -> None:
+    words = pack_mask(sorted(tokens, reverse=True))
+    assert words.dtype == np.uint32
+    assert words.tolist() == allowing(tokens).tolist()
+    assert unpack_mask(words, vocab).tolist() == [token in tokens for token in range(vocab)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(), st.data())
+def test_a_mask_is_a_ban_of_all_else(
+    case: tuple[np.ndarray, Sampling, list[int], list[int]], data: st.DataObject
+) -> None:
+    """The same token as from logits of which the others are impossible, whatever stands beside the mask."""
+    logits, parameters, prompt, output = case
+    allowed = data.draw(st.sets(st.integers(0, len(logits) - 1), min_size=1))
+    wanted = row(parameters, prompt=prompt, output=output)
+    banned = [-math.inf if token not in allowed else float(value) for token, value in enumerate(logits)]
+    expected = sample(np.array([banned], np.float32), [wanted])[0]
+    wanted.mask = lambda: allowing(allowed)
+    tokens, logprobs = sample(logits[None].copy(), [wanted])
+    assert tokens == expected
+    assert tokens[0] in allowed or (tokens[0] == -1 and allowed == {0} and len(output) < parameters.min_tokens)
+    if parameters.logprobs is not None and tokens[0] >= 0:  # of the raw logits: a mask changes none
+        assert logprobs == [score(logits[None], np.array(tokens, np.int32), parameters.logprobs)[0]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_leaves_its_neighbours_and_is_asked_for_once_a_step(temperature: float) -> None:
+    asked = []
+
+    def mask() -> MaskWords:
+        asked.append(None)
+        return allowing({2})
+
+    rows = [row({"temperature": temperature}, choice=choice) for choice in range(3)]
+    plain, _ = sample(np.tile(LOGITS, (3, 1)), rows)
+    rows[1].mask = mask
+    assert sample(np.tile(LOGITS, (3, 1)), rows)[0] == [plain[0], 2, plain[2]]
+    assert len(asked) == 1
+
+
+def test_a_mask_that_is_shorter_than_the_vocabulary_forbids_the_rest_and_one_of_nothing_leaves_no_token() -> None:
+    logits = np.arange(100, dtype=np.float32)
+    short = row({"temperature": 0.0})
+    short.mask = lambda: np.array([2**32 - 1], np.uint32)
+    assert one(logits, short) == 31
+    short.mask = lambda: np.zeros(4, np.uint32)
+    assert one(logits, short) == -1
 
 
 # Edges of the parameters.

@@ -2,16 +2,18 @@
 
 Its K/V cache stores each token and position where `slots` says and reads the history back through `pages` and
 `lengths`; the next token is a hash of that history, of the sampling row and of its key. A wrong slot, page,
-position, length, prompt, output or key gives another token, or fails at once.
+position, length, prompt, output or key gives another token, or fails at once. With lookahead it also keeps what it
+chose last for each number, and shows nothing before it is asked. It refuses work that nobody can want: a token that
+was chosen before, or that comes after an end that the engine could know.
 """
 
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from pilotlight.device.base import Batch, Sampled
+from pilotlight.device.base import Batch, Sampled, SampleRow
 from pilotlight.device.random import stream_key
 from pilotlight.engine.engine import Engine
 from pilotlight.messages import Output, Sampling, Submit, TokenLogprob
@@ -23,34 +25,63 @@ VOCAB = 50
 class Oracle:
     """`nan` names prompts (as tuples) whose logits hold a NaN."""
 
-    def __init__(self, num_pages: int = 16, max_model_len: int = 200, nan: Collection[tuple[int, ...]] = ()) -> None:
+    def __init__(
+        self,
+        num_pages: int = 16,
+        max_model_len: int = 200,
+        nan: Collection[tuple[int, ...]] = (),
+        *,
+        lookahead: bool = False,
+    ) -> None:
         self.num_pages = num_pages
         self.max_model_len = max_model_len
         self.nan = nan
+        self.lookahead = lookahead
         self.batches: list[Batch] = []
         self._tokens = np.full(num_pages * PAGE_SIZE, -1)
         self._positions = np.full(num_pages * PAGE_SIZE, -1)
+        self._chosen: dict[int, tuple[int, int]] = {}  # by number: the admission, and the token
+        self.under_way: list[Running] = []
+        self._started: set[tuple[int, int]] = set()  # admission and position of each token
+        self._wasted: dict[int, int] = {}  # by admission: tokens begun behind its end
 
     @property
     def computed(self) -> int:
         """Tokens that went through the model so far."""
         return sum(len(batch.tokens) for batch in self.batches)
 
-    def run(self, batch: Batch) -> Sampled:
+    def start(self, batch: Batch) -> "Running":
+        """Computed at once, since what is scheduled later may overwrite it; shown later."""
         self.batches.append(batch)
+        running = Running(self.under_way, self._run(batch))
+        self.under_way.append(running)
+        assert len(self.under_way) <= 1 + self.lookahead
+        return running
+
+    def prepare(self) -> bool:
+        return False
+
+    def _run(self, batch: Batch) -> Sampled:
         self._check_shapes(batch)
-        self._tokens[batch.slots] = batch.tokens
+        self._tokens[batch.slots] = self._known(batch)
         self._positions[batch.slots] = batch.positions
         histories = [self._history(batch, index) for index in range(len(batch.lengths))]
         owner = np.repeat(np.arange(len(batch.lengths)), np.diff(batch.starts))
         tokens: list[int] = []
         logprobs: list[TokenLogprob | None] = []
-        for token_row, row in zip(batch.sample_rows, batch.rows, strict=True):
+        sampled = (batch.sample_rows, batch.rows, batch.numbers, batch.admissions, batch.sample_positions)
+        for token_row, row, number, admission, position in zip(*sampled, strict=True):
             history = histories[owner[token_row]]
             assert batch.positions[token_row] == len(history) - 1
-            assert history == [*row.prompt, *row.output]
-            token = next_token(row.prompt, row.output, row.key)
+            output = history[len(row.prompt) :]
+            assert position == len(output)
+            assert history == [*row.prompt, *row.output] or (
+                self.lookahead and history[:-1] == [*row.prompt, *row.output]
+            )
+            token = next_token(row.prompt, output, row.key)
             tokens.append(-1 if tuple(row.prompt) in self.nan else token)
+            self._chosen[int(number)] = int(admission), tokens[-1]
+            self._check_use(int(admission), int(position), tokens[-1], row)
             top = row.sampling.logprobs
             logprobs.append(None if top is None else logprob_of(history, token, top))
         scores = []
@@ -59,28 +90,80 @@ class Oracle:
             scores.append(logprob_of(history, int(target), batch.score_top))
         return Sampled(tokens, logprobs, scores)
 
+    def _known(self, batch: Batch) -> np.ndarray:
+        """The step's tokens, with what was chosen in place of the numbers that stand for it."""
+        tokens = batch.tokens.copy()
+        owners = np.repeat(np.arange(len(batch.lengths)), np.diff(batch.starts))
+        sampled = dict(zip(batch.sample_rows.tolist(), batch.admissions.tolist(), strict=True))
+        for index in np.flatnonzero(tokens < 0):
+            assert self.lookahead
+            admission, tokens[index] = self._chosen[~int(tokens[index])]
+            assert batch.starts[owners[index]] + 1 == batch.starts[owners[index] + 1], "more than the last is unknown"
+            assert sampled[int(index)] == admission, "another sequence's token"
+        return tokens
+
+    def _check_use(self, admission: int, position: int, token: int, row: SampleRow) -> None:
+        """That the token is one that may be sent, as far as the engine could know."""
+        sampling = row.sampling
+        assert (admission, position) not in self._started, "begun twice"
+        self._started.add((admission, position))
+        max_len = min(self.max_model_len, self.num_pages * PAGE_SIZE)
+        assert position < min(sampling.max_tokens, max_len - len(row.prompt)), "begun behind the limit"
+        if admission in self._wasted:
+            self._wasted[admission] += 1
+            assert self._wasted[admission] <= self.lookahead, "begun behind an end that was known"
+        elif token < 0 or token in stops_of(sampling):
+            self._wasted[admission] = 0
+
     def _check_shapes(self, batch: Batch) -> None:
         arrays = (batch.tokens, batch.positions, batch.slots, batch.starts, batch.lengths, batch.pages)
         arrays += (batch.sample_rows, batch.score_rows, batch.score_targets)
+        arrays += (batch.page_starts, batch.numbers, batch.sample_positions)
         assert {array.dtype for array in arrays} == {np.dtype(np.int32)}
+        assert len(set(batch.numbers.tolist())) == len(batch.numbers) == len(batch.sample_rows)
         assert batch.tokens.shape == batch.positions.shape == batch.slots.shape == (batch.starts[-1],)
         assert len(set(batch.slots.tolist())) == len(batch.slots), "two tokens were written to one place"
-        pages = -(-batch.lengths // PAGE_SIZE)
-        assert batch.pages.shape == (len(batch.lengths), pages.max())
-        for index, count in enumerate(pages):
-            assert not batch.pages[index, count:].any()
+        assert (np.diff(batch.page_starts) == -(-batch.lengths // PAGE_SIZE)).all()
+        assert batch.page_starts[0] == 0
+        assert batch.page_starts[-1] == len(batch.pages)
 
     def _history(self, batch: Batch, index: int) -> list[int]:
         positions = np.arange(batch.lengths[index])
-        slots = batch.pages[index, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+        slots = batch.pages[batch.page_starts[index] + positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
         assert (self._positions[slots] == positions).all()
         new = slice(batch.starts[index], batch.starts[index + 1])
         assert (batch.positions[new] == positions[len(positions) - len(batch.positions[new]) :]).all()
         return [int(token) for token in self._tokens[slots]]
 
 
+MakeOracle = Callable[..., Oracle]
+
+
+class Running:
+    """A step whose result is there, and not shown before the ones before it."""
+
+    def __init__(self, under_way: "list[Running]", sampled: Sampled) -> None:
+        self._under_way = under_way
+        self._sampled = sampled
+        self._is_complete = False
+
+    def complete(self) -> None:
+        assert self._under_way[0] is self, "the last step's tokens are not known yet"
+        assert not self._is_complete
+        self._is_complete = True
+
+    def result(self) -> Sampled:
+        assert self._is_complete
+        assert self._under_way.pop(0) is self
+        return self._sampled
+
+
 def next_token(prompt: Sequence[int], output: Sequence[int], key: int) -> int:
     return zlib.crc32(repr((list(prompt), list(output), key)).encode()) % VOCAB
+
+
+def stops_of(sampling: Sampling) -> set[int]:
+    return {*sampling.stop_token_ids, *(() if sampling.ignore_eos else sampling.eos_token_ids)}
 
 
 def logprob_of(history: Sequence[int], token: int, top: int) -> TokenLogprob:
@@ -92,7 +175,7 @@ def expected(submit: Submit, max_len: int) -> dict[str, Any]:
     """What a sequence must get, whatever runs beside it: computed from the definition, without an engine."""
     sampling = submit.sampling
     key = stream_key(sampling.seed, submit.prompt_index, submit.choice_index)
-    stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else sampling.eos_token_ids)}
+    stops = stops_of(sampling)
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
     finish = None
@@ -160,7 +243,7 @@ def engine_of(model: Any, *, seqs: int = 4, batched: int = 64, caching: bool = T
 
 
 def drain(engine: Engine, collector: Collector | None = None, limit: int = 5000) -> Collector:
-    """Steps until nothing is left, checking the books after each step."""
+    """Steps until nothing is left, checking the books after each step. Nothing is left under way."""
     collector = collector or Collector()
     for _ in range(limit):
         if not engine.has_work:
@@ -169,6 +252,7 @@ def drain(engine: Engine, collector: Collector | None = None, limit: int = 5000)
         engine.check_integrity()
     assert not engine.has_work
     assert engine.scheduler.pool.used == 0
+    assert not getattr(engine.model, "under_way", ())
     return collector
 
 

@@ -13,9 +13,10 @@ from tests.engine.oracle import Collector, Oracle, drain, engine_of, expected, s
 
 # Prompts are made of few different blocks, so that they share prefixes, whole or in part.
 PIECES = ([1] * 16, [2] * 16, [1] * 15 + [3], [4] * 5, [1] * 11, [5])
+NAN = ((6,), (*[1] * 16, 6), (*[1] * 32, *[2] * 16, 6))
 prompts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map(
     lambda pieces: list(chain.from_iterable(pieces))
-)
+) | st.sampled_from(NAN).map(list)
 samplings = st.fixed_dictionaries(
     {"max_tokens": st.sampled_from([1, 2, 5, 17, 40, 500]), "seed": st.integers(0, 2)},
     optional={
@@ -30,13 +31,15 @@ samplings = st.fixed_dictionaries(
 
 class EngineMachine(RuleBasedStateMachine):
     @initialize(
+        lookahead=st.booleans(),
         pages=st.sampled_from([4, 7, 12, 40]),
         seqs=st.integers(1, 5),
         batched=st.sampled_from([16, 33, 200]),
         caching=st.sampled_from([True, True, False]),
     )
-    def start(self, pages: int, seqs: int, batched: int, caching: bool) -> None:
-        self.engine = engine_of(Oracle(pages, max_model_len=150), seqs=seqs, batched=batched, caching=caching)
+    def start(self, lookahead: bool, pages: int, seqs: int, batched: int, caching: bool) -> None:
+        self.model = Oracle(pages, max_model_len=150, nan=NAN, lookahead=lookahead)
+        self.engine = engine_of(self.model, seqs=seqs, batched=batched, caching=caching)
         self.collector = Collector()
         self.submitted: dict[int, Submit] = {}
         self.aborted: dict[int, int] = {}  # id -> tokens it had got
@@ -70,23 +73,31 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def books_are_right(self) -> None:
-        if hasattr(self, "engine"):
-            self.engine.check_integrity()
+        if not hasattr(self, "engine"):
+            return
+        self.engine.check_integrity()
+        assert self.engine.has_work or not self.model.under_way
+        stats, parts = self.engine.stats, self.collector.outputs
+        sent = {id_: len(self.collector.tokens(id_)) for id_ in parts}
+        assert stats.generated_tokens == sum(sent.values())
+        assert stats.prompt_tokens == sum(len(self.submitted[id_].prompt) for id_, count in sent.items() if count)
+        assert stats.steps == len(self.model.batches)
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
         drain(self.engine, self.collector)
+        self.books_are_right()
         for id_, item in self.submitted.items():
             if id_ in self.aborted:
                 assert len(self.collector.tokens(id_)) == self.aborted[id_]
-            elif len(item.prompt) >= self.engine.max_len:
-                assert self.collector.result(id_)["finish"] == "error"
+            elif len(item.prompt) >= self.engine.max_len or tuple(item.prompt) in NAN:
+                assert [part.finish for part in self.collector.outputs[id_]] == ["error"]
             else:
                 assert self.collector.result(id_) == expected(item, self.engine.max_len)
 
 
 TestEngine = pytest.mark.timeout(300)(EngineMachine.TestCase)
 TestEngine.settings = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )

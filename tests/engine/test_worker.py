@@ -35,7 +35,7 @@ from pilotlight.messages import (
 from pilotlight.settings import Settings, from_kwargs
 from pilotlight.timeline import Timeline
 from tests.engine.conftest import CHAIN
-from tests.engine.oracle import Collector, Oracle, engine_of, expected, submit
+from tests.engine.oracle import Collector, MakeOracle, Oracle, engine_of, expected, submit
 
 SECONDS = 60  # longest wait for anything
 
@@ -194,13 +194,14 @@ def start() -> Start:
     return Start(from_kwargs(model="m"))
 
 
-def test_every_step_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    with worker_thread(monkeypatch, lambda settings, timeline: ready_engine(Oracle())) as (front, codes):
+def test_every_step_is_one_message(monkeypatch: pytest.MonkeyPatch, oracle: MakeOracle, lookahead: bool) -> None:
+    with worker_thread(monkeypatch, lambda settings, timeline: ready_engine(oracle())) as (front, codes):
         items = [submit(0, [1] * 100, max_tokens=3), submit(1, [2], max_tokens=9), submit(2, [3] * 300)]
         front.send(start(), *items)
         assert isinstance(front.next(), Ready)
         collector, steps = front.steps(lambda collector, step: all(finished(collector, id_) for id_ in range(3)))
-        assert [step.stats.steps for step in steps] == list(range(1, len(steps) + 1))
+        begun = list(range(1, steps[-1].stats.steps + 1))
+        assert [step.stats.steps for step in steps] == (begun + begun[-1:] if lookahead else begun)
         assert collector.result(0) == expected(items[0], 200)
         assert collector.result(1) == expected(items[1], 200)
         assert "300 tokens" in str(collector.outputs[2][0].error)
@@ -213,7 +214,7 @@ def test_an_exception_in_a_step_is_fatal_with_its_trace_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     class Broken(Oracle):
-        def run(self, batch: object) -> Any:
+        def start(self, batch: object) -> Any:
             raise FloatingPointError("the device failed\nbadly")
 
     with worker_thread(monkeypatch, lambda settings, timeline: ready_engine(Broken())) as (front, codes):
@@ -224,6 +225,105 @@ def test_an_exception_in_a_step_is_fatal_with_its_trace_on_stderr(
         assert front.next() is None
     assert codes == [70]
     assert "Traceback" in capfd.readouterr().err
+
+
+class Preparing(Oracle):
+    """Has `left` pieces of work for idle moments; after each, `then` is called with what is left."""
+
+    def __init__(self, left: int, then: Callable[[int], None] = lambda left: None) -> None:
+        super().__init__()
+        self.left = left
+        self.then = then
+        self.asked = 0
+
+    def prepare(self) -> bool:
+        self.asked += 1
+        self.left -= 1
+        self.then(self.left)
+        return self.left > 0
+
+
+def test_idle_moments_prepare_until_nothing_is_left_and_then_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[bool] = []
+    arrived = worker.Line.arrived
+
+    def noted(line: worker.Line, *, wait: bool) -> list[ToEngine]:
+        waits.append(wait)
+        if wait:
+            is_idle.set()
+        return arrived(line, wait=wait)
+
+    is_idle = threading.Event()
+    monkeypatch.setattr(worker.Line, "arrived", noted)
+    model = Preparing(5)
+    with worker_thread(monkeypatch, lambda settings, timeline: ready_engine(model)) as (front, codes):
+        front.send(start())
+        assert isinstance(front.next(), Ready)
+        assert is_idle.wait(SECONDS)
+        assert (waits, model.asked) == ([False] * 4 + [True], 5)  # it looks for messages after each piece
+        is_idle.clear()
+        front.send(submit(0, [1], max_tokens=3))
+        front.steps(lambda collector, step: finished(collector, 0))
+        assert is_idle.wait(SECONDS)
+        assert (waits[5:], model.asked) == ([False] * 2 + [True], 6)  # asked again, once, and blocked
+        front.send(Shutdown())
+    assert codes == [0]
+
+
+def test_a_request_does_not_wait_for_what_is_prepared_in_idle_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in the middle of the second piece of work, and has its answer before the third."""
+    item = submit(0, [1], max_tokens=3)
+    steps_before: list[int] = []
+    fronts: list[Front] = []
+
+    def then(left: int) -> None:
+        if left == 98:
+            fronts[0].send(item)
+        if left == 97:
+            steps_before.append(len(model.batches))
+
+    model = Preparing(100, then)
+
+    with worker_thread(monkeypatch, lambda settings, timeline: ready_engine(model)) as (front, codes):
+        fronts.append(front)
+        front.send(start())
+        assert isinstance(front.next(), Ready)
+        collector, _ = front.steps(lambda collector, step: finished(collector, 0))
+        assert collector.result(0) == expected(item, 200)
+        front.send(Shutdown())
+        assert front.next() is None
+    assert steps_before == [3]
+    assert codes == [0]
+
+
+def test_a_failure_in_an_idle_moment_is_fatal(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def then(left: int) -> None:
+        raise RuntimeError("cuGraphInstantiate: out of memory")
+
+    with worker_thread(monkeypatch, lambda settings, timeline: ready_engine(Preparing(9, then))) as (front, codes):
+        front.send(start())
+        assert isinstance(front.next(), Ready)
+        assert front.next() == Fatal("the engine failed: RuntimeError: cuGraphInstantiate: out of memory", 70)
+        assert front.next() is None
+    assert codes == [70]
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_an_abort_with_a_step_under_way_is_told_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Oracle(lookahead=True)
+    with worker_thread(monkeypatch, lambda settings, timeline: ready_engine(model)) as (front, codes):
+        front.send(start(), submit(0, [1] * 5, max_tokens=190))
+        assert isinstance(front.next(), Ready)
+        front.steps(lambda collector, step: len(collector.tokens(0)) == 3)
+        front.send(Abort([0]))
+        _, steps = front.steps(lambda collector, step: not step.stats.running)
+        assert (steps[-1].outputs, steps[-1].stats.pages_used) == ([], 0)
+        front.send(Shutdown())
+        assert front.next() is None
+    assert model.under_way == []
+    assert codes == [0]
 
 
 def test_an_exception_while_loading_is_fatal(

@@ -14,8 +14,9 @@ from safetensors.numpy import load_file, save_file
 from pilotlight.build.snapshot import build_snapshot
 from pilotlight.device.layout import DATA_ALIGNMENT, TENSOR_ALIGNMENT, Layout
 from pilotlight.errors import ModelDataError
-from pilotlight.model.checkpoint import open_checkpoint
+from pilotlight.model.checkpoint import hash_header, open_checkpoint
 from pilotlight.model.families import describe
+from pilotlight.model.safetensors import read_header
 from pilotlight.model.spec import TensorSpec
 from tests.models import llama_config, llama_tensors, write_checkpoint
 
@@ -103,6 +104,26 @@ def test_dtype_is_the_files_own_for_each_tensor(tmp_path: Path) -> None:
     assert_holds(layout, SPECS, tensors)
     assert {placed.name: placed.dtype for placed in layout.tensors}["norm.weight"] == "F32"
     assert {placed.name: placed.dtype for placed in layout.tensors}["embed.weight"] == "F16"
+
+
+def test_a_vector_in_int8_is_refused(tmp_path: Path) -> None:
+    """Its scale would be one of a row, which it has not."""
+    build_snapshot(str(write_checkpoint(tmp_path / "source", CONFIG, TENSORS)), tmp_path / "out", "int8")
+    file = tmp_path / "out" / "weights.safetensors"
+    size = int.from_bytes(file.read_bytes()[:8], "little")
+    header = json.loads(file.read_bytes()[8 : 8 + size])
+    start, end = header["norm.weight"]["data_offsets"]
+    middle = start + (end - start) // 4
+    header["norm.weight"] |= {"dtype": "I8", "data_offsets": [start, middle]}
+    header["filler.x"] = {"dtype": "U8", "shape": [end - middle], "data_offsets": [middle, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    assert len(text) <= size
+    file.write_bytes(file.read_bytes()[:8] + text.ljust(size) + file.read_bytes()[8 + size :])
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    manifest["weights"]["header_sha256"] = hash_header(read_header(file))
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ModelDataError, match=r"tensor 'norm\.weight' is of dtype I8"):
+        open_checkpoint(tmp_path / "out", describe(CONFIG).tensors)
 
 
 def test_parts_of_a_fused_tensor_must_agree_in_dtype(tmp_path: Path) -> None:

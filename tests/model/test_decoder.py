@@ -1,5 +1,7 @@
 """The forward pass against transformers: every family, rotary scaling, bias and window, at every kind of step."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -21,12 +23,13 @@ GOLDEN = np.load(LOGITS)
 FIXED = [case for case in CHANGES if case not in LENGTH_DEPENDENT]
 
 
-@pytest.fixture(scope="module", params=FIXED)
+@pytest.fixture(scope="module", params=itertools.product(FIXED, ["auto", "float32"]), ids="-".join)
 def case(request, tmp_path_factory):
-    """A case's name and its model."""
-    config = config_of(request.param)
+    """A case's name and its model: by the CPU library where it is built, and by numpy."""
+    name, dtype = request.param
+    config = config_of(name)
     directory = write_checkpoint(tmp_path_factory.mktemp("model"), config, tensors_of(config))
-    return request.param, load(directory)
+    return name, load(directory, dtype=dtype, max_num_seqs=64, max_num_batched_tokens=1024)
 
 
 def assert_close(found, expected):

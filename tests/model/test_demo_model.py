@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.model.demo import ANSWER_TOKENS, DECIDED, GOLDEN, PROMPTS, load_reference, teacher_forced
-from tests.model.harness import Runner, load
+from tests.model.harness import Runner, load, sample_at
 
 ANSWERS = json.loads(GOLDEN.read_text(encoding="utf-8"))
 
@@ -31,9 +31,7 @@ def test_prefill_of_prompt_and_answer(model, answer):
     runner = Runner(model)
     prompt, expected = answer["prompt_ids"], answer["answer_ids"]
     batch = runner.batch([(runner.sequence(), prompt + expected[:-1])])
-    batch.sample_rows = np.arange(len(prompt) - 1, len(batch.tokens), dtype=np.int32)
-    batch.rows *= len(expected)
-    found = model.run(batch).tokens
+    found = model.run(sample_at(batch, range(len(prompt) - 1, len(batch.tokens)))).tokens
     assert len(found) == len(expected)
     wrong = [at for at, sure in enumerate(decided(answer)) if sure and found[at] != expected[at]]
     assert wrong == []

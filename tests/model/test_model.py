@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from pilotlight.device.numpy_device import NumpyDevice
+from pilotlight.device import host
 from pilotlight.errors import ModelDataError, UnavailableError, UsageError
 from pilotlight.messages import Sampling
 from pilotlight.model.model import load_model
@@ -14,7 +14,7 @@ from pilotlight.settings import PAGE_SIZE, from_kwargs
 from pilotlight.timeline import Timeline
 from tests.hostile.files import safetensors_bytes
 from tests.model.cases import LENGTHS, TOLERANCE, config_of, prompt_of, tensors_of
-from tests.model.harness import Runner, load
+from tests.model.harness import Runner, load, sample_at
 from tests.model.reference import LOGITS
 from tests.models import llama_config, llama_tensors, write_chain, write_checkpoint, write_tiny
 
@@ -97,7 +97,7 @@ def test_half_precision_weights_are_widened(dtype, tmp_path):
     write_checkpoint(tmp_path / "half", config, {})
     (tmp_path / "half" / "model.safetensors").write_bytes(safetensors_bytes(table, data))
     write_checkpoint(tmp_path / "exact", config, exact)
-    half, full = (Runner(load(tmp_path / name)) for name in ("half", "exact"))
+    half, full = (Runner(load(tmp_path / name, dtype="float32")) for name in ("half", "exact"))
     assert {tensor.dtype for tensor in half.model.weights.values()} == {np.dtype(np.float32)}
     logits = [runner.logits([(runner.sequence(), prompt_of(40))]) for runner in (half, full)]
     np.testing.assert_array_equal(*logits)
@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused(tmp_path, monkeypatch):
         load(directory, max_model_len=300)
     with pytest.raises(UnavailableError, match=r"--kv-cache-memory-bytes 1,000,000\.00 GB"):
         load(directory, kv_cache_memory_bytes=10**15)
-    monkeypatch.setattr(NumpyDevice, "available_bytes", lambda self: 10**6)
+    monkeypatch.setattr(host, "available_bytes", lambda: 10**6)
     with pytest.raises(UnavailableError, match=r"the model does not fit: weights 0\.5 MB"):
         load(directory)
 
@@ -148,9 +148,7 @@ def log_softmax(logits):
 def test_a_step_that_samples_nothing_still_fills_the_pages(model):
     runner = Runner(model)
     tokens, sequence = prompt_of(64), runner.sequence()
-    batch = runner.batch([(sequence, tokens[:40])])
-    batch.sample_rows, batch.rows = batch.sample_rows[:0], []
-    sampled = model.run(batch)
+    sampled = model.run(sample_at(runner.batch([(sequence, tokens[:40])]), []))
     assert (sampled.tokens, sampled.logprobs, sampled.scores) == ([], [], [])
     logits = runner.logits([(sequence, tokens[40:])])[0]
     expected = GOLDEN["llama"][LENGTHS.index(64)]

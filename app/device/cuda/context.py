@@ -1,8 +1,12 @@
 """One GPU, opened: its primary context, its name, the figures that launches are computed from."""
 
+import os
+
 from . import driver
 from .errors import NO_DEVICE, CudaError
 from .launch import Gpu
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Context:
@@ -15,8 +19,10 @@ class Context:
         driver.initialize()
         count = driver.device_count()
         if ordinal >= count:
-            names = ", ".join(f"cuda:{number}" for number in range(count))
-            raise CudaError(f"--device cuda:{ordinal}: there is no such GPU; there are {names or 'none'}", NO_DEVICE)
+            names = ", ".join(f"cuda:{number}" for number in range(count)) or "none"
+            visible = os.environ.get(_VISIBLE)
+            shown = "there are" if visible is None else f"{_VISIBLE}={visible} shows"
+            raise CudaError(f"--device cuda:{ordinal}: there is no such GPU; {shown} {names}", NO_DEVICE)
         self.ordinal = ordinal
         self.name = driver.device_name(ordinal)
         self._context = driver.retain_primary_context(ordinal)

@@ -1,24 +1,22 @@
 """The GPU as a device: each op of base.py is a launch or two of our kernels, enqueued on one stream.
 
 Nothing is allocated after `allocate`, addresses are the same at every step, and no op of a decode step depends on
-anything but how many sequences it has: such a step can be captured as a graph. Only sampling waits for the GPU. What
-the device took it gives back when nobody has it any more; at the process's end that is left to the driver.
+anything but how many sequences it has: such steps are replayed as graphs. Only `finish` waits for the GPU. What the
+device took it gives back when nobody has it any more; at the process's end that is left to the driver.
 """
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ...errors import ModelDataError, UnavailableError, amount
-from ...messages import TokenLogprob
-from .. import sampling
-from ..base import Activation, AttentionShape, Batch, Float32, Int32, SampleRow, StepShape
+from ..base import Activation, AttentionShape, Batch, Float32, R, Sampled, Stage, StepShape
 from ..layout import Layout
 from . import (
     activations,
@@ -27,6 +25,7 @@ from . import (
     driver,
     embed,
     gate,
+    graphs,
     images,
     linear,
     loader,
@@ -35,38 +34,21 @@ from . import (
     rope_and_cache,
 )
 from .context import Context
-from .errors import CudaError, DeviceLostError
+from .errors import CudaError
+from .graphs import Graphs, Key
 from .launch import NULL, Half, Launch
 from .modules import Kernels
+from .records import GENERAL
+from .sampler import Sampler
 from .step import Metadata, Step
+from .tensor import Tensor, Weight
+from .watch import Watch
 
-_MODULES = ("norm", "linear", "attention_decode", "attention_prefill", "embed", "rope_and_cache", "gate")
+_MODULES = ("norm", "linear", "attention_decode", "attention_prefill", "embed", "rope_and_cache", "gate", "sample")
 _HALF, _FLOAT = 2, 4  # bytes
 _DTYPES: dict[str, Half] = {"BF16": "bfloat16", "F16": "float16", "F32": "bfloat16"}
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor in device memory: [rows, width] half, or fp32 [splits, rows, width], which the next op adds up."""
-
-    address: int
-    rows: int
-    width: int
-    splits: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A matrix [rows, width], or a vector of `rows`."""
-
-    address: int
-    rows: int
-    width: int
 
 
 class CudaDevice:
@@ -74,17 +56,20 @@ class CudaDevice:
 
     default_kv_bytes: int | None = None
     gathers_pages = False
+    lookahead = True
 
-    def __init__(self, ordinal: int = 0, *, fp8_pages: bool = False) -> None:
+    def __init__(self, ordinal: int = 0, *, fp8_pages: bool = False, step_seconds: float = 120.0) -> None:
         """Opens the GPU. Raises CudaError, saying what to do, for one that cannot be used.
 
-        fp8_pages: K/V are kept as e4m3, at the scale 1, instead of in the weights' dtype.
+        fp8_pages: K/V are kept as e4m3, at the scale 1, instead of in the weights' dtype. step_seconds: what a step
+        may take; a GPU that takes longer hangs, and the process ends.
         """
         self._context = context = Context(ordinal)
         self.name = f"cuda:{ordinal}"
         self.dtype = ""
         self._half: Half
         self._fp8_pages = fp8_pages
+        self._step_seconds = step_seconds
         self.gpu = context.gpu
         self._stream = driver.create_stream()
         self._owned = ExitStack()
@@ -95,8 +80,11 @@ class CudaDevice:
         self._kernels: Kernels
         self._places: activations.Activations
         self._metadata: Metadata
+        self._sampler: Sampler
+        self._graphs: Graphs
+        self._watch: Watch
         self._heads: attention.Shape
-        self._step: Step
+        self._is_torn = False  # a call that enqueues has not come to its end
         _log.info("%s: %s, %s free", self.name, context.title, amount(self.available_bytes()))
 
     # --- memory -----------------------------------------------------------------------------------------------
@@ -106,9 +94,14 @@ class CudaDevice:
         return max(0, driver.memory_info()[0] - sum(len(image.data) for image in self._images))
 
     def weight_bytes(self, layout: Layout) -> int:
-        """Raises ModelDataError for tensors of several dtypes: a kernel takes all of its inputs in one."""
+        """Raises ModelDataError for int8, and for several dtypes: a kernel takes all of its inputs in one."""
         first = layout.tensors[0]
         for tensor in layout.tensors:
+            if tensor.dtype == "I8":
+                raise ModelDataError(
+                    f"tensor {tensor.name!r} is of int8, which only the CPU computes with: use --device cpu, or make "
+                    "a snapshot with `pilotlight build snapshot --dtype bfloat16`"
+                )
             if tensor.dtype != first.dtype:
                 raise ModelDataError(
                     f"tensor {tensor.name!r} is of dtype {tensor.dtype}, {first.name!r} of {first.dtype}: the GPU "
@@ -134,6 +127,8 @@ class CudaDevice:
             reading = pool.submit(loader.load, self._context, layout.extents, slab, narrow=stored == "F32")
             self._kernels = Kernels(self.gpu, self._images)
             self._owned.callback(self._kernels.close)
+            self._watch = Watch(self.name, self._step_seconds, self._kernels.recent)
+            self._owned.callback(self._watch.close)
             reading.result()
         ratio = 2 if stored == "F32" else 1
         return {
@@ -145,18 +140,9 @@ class CudaDevice:
         return shape.num_layers * self._layer_bytes(shape)
 
     def activation_bytes(self, shape: AttentionShape, step: StepShape) -> int:
-        if shape.head_dim not in attention.HEAD_DIMS or shape.page_size != attention.PAGE_TOKENS:
-            there_are = ", ".join(map(str, attention.HEAD_DIMS))
-            raise UnavailableError(
-                f"{self.name}: no attention kernel for heads of {shape.head_dim} (there are {there_are}); "
-                "use --device cpu"
-            )
-        for what, size in (("hidden_size", step.hidden_size), ("intermediate_size", step.intermediate_size)):
-            if size % 8:
-                raise UnavailableError(
-                    f"{self.name}: {what} {size} is no multiple of 8, which the kernels need; use --device cpu"
-                )
-        return activations.place(self.gpu, shape, step).nbytes
+        if objection := activations.objection(shape, step):
+            raise UnavailableError(f"{self.name}: {objection}; use --device cpu")
+        return activations.place(self.gpu, shape, step).nbytes + graphs.reserved_bytes(step.num_seqs)
 
     def allocate(self, shape: AttentionShape, step: StepShape, num_pages: int, cos: Float32, sin: Float32) -> None:
         places = activations.place(self.gpu, shape, step)
@@ -171,8 +157,12 @@ class CudaDevice:
             page_stride=shape.num_layers * _layer_elements(shape),
             fp8_pages=self._fp8_pages,
         )
-        self._metadata = Metadata(shape, step, self._slab + places.metadata)
-        self._owned.callback(self._metadata.close)
+        self._metadata = Metadata(shape, step, self._slab + places.metadata, self._owned)
+        launch = partial(self._kernels.launch, stream=self._stream)  # and not ours: nothing owned may hold the device
+        self._sampler = Sampler(step, self._slab + places.sampler, launch, self._stream, self._owned)
+        self._graphs = Graphs(step.num_seqs, self._stream, self._kernels.remember, self.name)
+        self._owned.callback(self._graphs.close)
+        self._order = np.arange(step.num_seqs, dtype=np.int32)
         for table, offset in ((cos, places.cos), (sin, places.sin)):
             table = np.ascontiguousarray(table)
             driver.copy_to_device(self._slab + offset, table.ctypes.data, table.nbytes, self._stream)
@@ -186,17 +176,76 @@ class CudaDevice:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def begin(self, batch: Batch) -> Step:
-        self._context.bind()
-        blocks = None
-        if not batch.is_decode:
-            blocks = attention_prefill.split_rows(self.gpu, self._heads, batch.starts, batch.lengths)
-        self._step = self._do(self._metadata.upload, batch, blocks, self._stream)
-        return self._step
+        with self._watch:
+            self._context.bind()
+            self._mend()
+            self._is_torn = True
+            self._sampler.join(batch)
+            blocks = None
+            if not batch.is_decode:
+                blocks = attention_prefill.split_rows(self.gpu, self._heads, batch.starts, batch.lengths)
+            bucket = self._graphs.bucket(len(batch.tokens)) if self._is_replayed(batch) else None
+            step = self._metadata.upload(batch, self._sampler.records, blocks, bucket, self._stream)
+            self._is_torn = False
+            return step
+
+    def run(self, step: Step, stage: Stage, compute: Callable[[], R]) -> R:
+        """Replays a graph where there is one for such steps, or makes it; what is in none is launched as it comes."""
+        if step.number != self._metadata.count:
+            raise ValueError(f"step {step.number} is run after step {self._metadata.count} was begun in its place")
+        with self._watch:
+            self._is_torn = True
+            chooses = stage != "forward"
+            if chooses:
+                self._sampler.upload_masks(step)
+            if step.bucket is None:
+                result = compute()
+            else:
+                result = self._graphs.run(Key(step.bucket, stage, chooses and step.is_plain), compute)
+            if chooses:
+                self._sampler.results.fetch(step, self._stream)
+            self._is_torn = False
+            return result
+
+    def finish(self, step: Step) -> Sampled:
+        with self._watch:
+            self._context.bind()
+            return self._sampler.results.read(step)
+
+    def prepare(self, compute: Callable[[Step], object]) -> bool:
+        """Captures the next graph of those that most steps are replayed by."""
+        key = self._graphs.missing()
+        if key is None:
+            return False
+        step = self._metadata.idle(key.bucket, 0 if key.is_plain else GENERAL)
+        with self._watch:
+            self._context.bind()
+            self._graphs.capture(key, lambda: compute(step))
+        return True
+
+    def _mend(self) -> None:
+        """After an interrupt, which comes anywhere: no copy reads the host's memory, and no count is half made."""
+        if self._is_torn:
+            driver.synchronize_stream(self._stream)
+            self._sampler.clear()
+
+    def _is_replayed(self, batch: Batch) -> bool:
+        """Whether each sequence has one token, in order sampled: what graphs are made of."""
+        count = len(batch.tokens)
+        return (
+            count == len(batch.lengths) == len(batch.rows) <= len(self._order)
+            and not len(batch.score_rows)
+            and bool((batch.sample_rows == self._order[:count]).all())
+        )
 
     def embed(self, step: Step, table: Weight) -> Tensor:
         out = Tensor(self._slab + self._places.residual, step.count, table.width)
         self._launch(
-            embed.plan(out.address, table.address, step.tokens, step.count, table.width, table.rows, dtype=self._half)
+            embed.plan(
+                *(out.address, table.address, step.places.tokens, step.count, table.width, table.rows),
+                dtype=self._half,
+                ids=self._sampler.ids,
+            )
         )
         return out
 
@@ -241,8 +290,8 @@ class CudaDevice:
             qkv=qkv.address,
             cos=self._slab + self._places.cos,
             sin=self._slab + self._places.sin,
-            positions=step.positions,
-            slots=step.slots,
+            positions=step.places.positions,
+            slots=step.places.slots,
         )
         self._launch(
             rope_and_cache.plan(
@@ -253,24 +302,17 @@ class CudaDevice:
 
     def attention(self, step: Step, q: Tensor, layer: int, scale: float, window: int | None) -> Tensor:
         out = Tensor(self._slab + self._places.attended, q.rows, q.width)
-        pages, stride = self._layer_pages(layer), self._metadata.stride
+        pages, places = self._layer_pages(layer), step.places
+        tensors = (out.address, q.address, pages, places.tail, places.table_starts)
         if step.blocks is not None:
-            chunks = attention_prefill.Tensors(out.address, q.address, pages, step.page_table, step.block_table)
-            self._launch(
-                attention_prefill.plan(
-                    self._heads, chunks, step.blocks, table_stride=stride, scale=scale, window=window or 0
-                )
-            )
+            chunks = attention_prefill.Tensors(*tensors, blocks=places.blocks)
+            self._launch(attention_prefill.plan(self._heads, chunks, step.blocks, scale=scale, window=window or 0))
             return out
         launches = attention.decode(
             self.gpu,
             self._heads,
-            attention.Tensors(
-                *(out.address, q.address, pages, step.page_table, step.lengths),
-                workspace=self._slab + self._places.workspace,
-            ),
-            sequences=step.sequences,
-            table_stride=stride,
+            attention.Tensors(*tensors, places.lengths, workspace=self._slab + self._places.workspace),
+            sequences=step.count,
             max_length=self._largest.max_length,
             scale=scale,
             window=window or 0,
@@ -279,11 +321,24 @@ class CudaDevice:
             self._launch(launch)
         return out
 
-    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        out = Tensor(self._slab + self._places.gated, gate_up.rows, gate_up.width // 2)
+    def gated_linear(self, x: Tensor, weight: Weight, activation: Activation, bias: Weight | None = None) -> Tensor:
+        """In one launch, but where k is split: then the gate adds it up."""
+        out = Tensor(self._slab + self._places.gated, x.rows, weight.rows // 2)
+        if linear.split_count(self.gpu, x.rows, weight.rows, x.width) == 1:
+            self._launch(
+                linear.plan(
+                    *(self.gpu, out.address, x.address, weight.address, x.rows, out.width, x.width),
+                    dtype=self._half,
+                    bias=bias.address if bias else NULL,
+                    activation=activation,
+                    gated=True,
+                )
+            )
+            return out
+        gate_up = self.linear(x, weight, bias)
         self._launch(
             gate.plan(
-                *(out.address, gate_up.address, gate_up.rows, out.width),
+                *(out.address, gate_up.address, out.rows, out.width),
                 dtype=self._half,
                 activation=activation,
                 splits=gate_up.splits,
@@ -291,24 +346,25 @@ class CudaDevice:
         )
         return out
 
-    def rows(self, x: Tensor, rows: Int32) -> Tensor:
-        """A run of neighbours is a view; the step's own rows are gathered, as the embedding's are."""
+    def wanted(self, step: Step, x: Tensor) -> Tensor:
+        """What is wanted of a decode step is all of it; a run of neighbours is a view; others are gathered."""
+        if step.bucket is not None:
+            return x
+        rows = np.concatenate([step.batch.sample_rows, step.batch.score_rows])
         first, count = int(rows[0]) if len(rows) else 0, len(rows)
-        is_run = np.array_equal(rows, np.arange(first, first + count))
-        if is_run and not x.splits:
-            return Tensor(x.address + first * x.width * _HALF, count, x.width)
-        if is_run and count in (0, x.rows):
-            return Tensor(x.address, count, x.width, x.splits)
-        if not np.array_equal(rows, self._step.wanted[:count]):
-            raise ValueError("rows are a run of neighbours, or those that the step samples and scores")
+        if np.array_equal(rows, np.arange(first, first + count)) and (not x.splits or count in (0, x.rows)):
+            return self.part(x, first, count)
         places = self._places
         is_residual = x.address == self._slab + places.residual
         out = Tensor(self._slab + (places.residual_rows if is_residual else places.rows), count, x.width, x.splits)
         halves = x.width * (_FLOAT // _HALF if x.splits else 1)  # of a row, which is copied as it is
         for split in range(max(x.splits, 1)):
             to, source = (tensor.address + split * tensor.rows * halves * _HALF for tensor in (out, x))
-            self._launch(embed.plan(to, source, self._step.rows, count, halves, x.rows, dtype=self._half))
+            self._launch(embed.plan(to, source, step.places.rows, count, halves, x.rows, dtype=self._half))
         return out
+
+    def part(self, x: Tensor, first: int, count: int) -> Tensor:
+        return replace(x, address=x.address + first * x.width * _HALF, rows=count)
 
     def logits(self, x: Tensor, weight: Weight) -> Tensor:
         """fp32, as one split."""
@@ -324,20 +380,11 @@ class CudaDevice:
         )
         return y
 
-    # --- sampling, on the host ------------------------------------------------------------------------------------
+    def sample(self, step: Step, logits: Tensor) -> None:
+        self._sampler.choose(step, logits.address)
 
-    def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprob | None]]:
-        return sampling.sample(self.read(logits), rows)
-
-    def score(self, logits: Tensor, targets: Int32, top: int) -> list[TokenLogprob]:
-        return sampling.score(self.read(logits), targets, top)
-
-    def read(self, logits: Tensor) -> Float32:
-        """What `logits` gave, on the host: [R, vocab]. Waits for the step."""
-        out = np.empty((logits.rows, logits.width), np.float32)
-        self._do(driver.copy_to_host, out.ctypes.data, logits.address, out.nbytes, self._stream)
-        self._do(driver.synchronize_stream, self._stream)
-        return out
+    def score(self, step: Step, logits: Tensor, first: int) -> None:
+        self._sampler.score(step, logits.address, first, logits.rows)
 
     # --- the stream -----------------------------------------------------------------------------------------------
 
@@ -348,15 +395,7 @@ class CudaDevice:
         return _layer_elements(shape) * (1 if self._fp8_pages else _HALF)
 
     def _launch(self, launch: Launch) -> None:
-        self._do(self._kernels.launch, launch, self._stream)
-
-    def _do(self, call: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
-        """Makes the call. Where the GPU is lost, what it did last is logged: that is where the fault came from."""
-        try:
-            return call(*arguments, **named)
-        except DeviceLostError:
-            _log.error("%s is lost; its last launches, the latest first: %s", self.name, self._kernels.recent())
-            raise
+        self._kernels.launch(launch, self._stream)
 
 
 def _give_back(context: Context, stream: driver.Stream, owned: ExitStack) -> None:

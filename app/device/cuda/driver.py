@@ -114,6 +114,11 @@ def unregister_host(address: int) -> None:
     _call("cuMemHostUnregister", address)
 
 
+def clear(address: int, nbytes: int, stream: Stream) -> None:
+    """Zeroes device memory, in the stream's order."""
+    _call("cuMemsetD8Async", address, 0, nbytes, stream)
+
+
 def copy_to_device(device: int, host: int, nbytes: int, stream: Stream) -> None:
     """In the stream's order; the host memory must stay as it is until then."""
     _check("cuMemcpyHtoDAsync", _cuda.cuMemcpyHtoDAsync(device, host, nbytes, stream)[0])
@@ -141,7 +146,9 @@ def synchronize_stream(stream: Stream) -> None:
 
 
 def create_event() -> Event:
-    return Event(_call("cuEventCreate", _cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+    """A thread that waits for it sleeps: spinning would take a CPU from whoever shares the container."""
+    flags = _cuda.CUevent_flags
+    return Event(_call("cuEventCreate", flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC))
 
 
 def destroy_event(event: Event) -> None:
@@ -179,6 +186,12 @@ def get_function(module: Module, entry: str) -> Function:
     return Function(_call("cuModuleGetFunction", module, entry.encode(), detail=entry))
 
 
+def static_shared_bytes(function: Function) -> int:
+    """Shared memory that each block of the function has, whatever a launch asks for."""
+    attribute = _cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+    return int(_call("cuFuncGetAttribute", attribute, function))
+
+
 def allow_shared_bytes(function: Function, nbytes: int, detail: str) -> None:
     """How much dynamic shared memory launches of the function may ask for."""
     attribute = _cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -214,6 +227,11 @@ def end_capture(stream: Stream) -> Graph:
 
 def instantiate(graph: Graph) -> GraphExec:
     return GraphExec(_call("cuGraphInstantiate", graph, 0))
+
+
+def upload_graph(executable: GraphExec, stream: Stream) -> None:
+    """Takes what the graph needs of the device's memory now, instead of at its first launch."""
+    _call("cuGraphUpload", executable, stream)
 
 
 def launch_graph(executable: GraphExec, stream: Stream) -> None:

@@ -5,10 +5,10 @@ Apart from the driver so that the words can be read, and changed, without one. N
 
 from ...errors import EXIT_ENGINE, UnavailableError
 
-OUT_OF_MEMORY, NO_DEVICE, NOT_SUPPORTED, FABRIC_NOT_READY = 2, 100, 801, 802
+OUT_OF_MEMORY, NO_DEVICE, FABRIC_NOT_READY = 2, 100, 802
 
 # After one of these every call of the process returns it: only a new process has the device again.
-STICKY = frozenset({214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719})
+STICKY = frozenset({214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
 
 _PTX = "the NVIDIA driver is too old for these kernels: update it on the host"
 _ADVICE = {

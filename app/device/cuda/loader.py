@@ -11,6 +11,7 @@ Reading beats page faults through a mapping, which stall one by one. fp32 is rou
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from ..layout import Extent
 from . import driver
 from .context import Context
 from .errors import CudaError
-from .memory import HostBuffer
+from .memory import HostBuffer, create_events
 
 PIECE_BYTES = 4 << 20  # of a slot, and of a copy
 _LEAST_THREADS, _MOST_THREADS = 4, 16
@@ -138,17 +139,18 @@ class _Loading:
 
     def run(self) -> None:
         """Raises what the first thread that failed raised."""
-        ring = HostBuffer(self._threads * _SLOTS * self._slot_bytes)
-        stream = driver.create_stream()
-        threads = [threading.Thread(target=self._work, args=(ring, n, stream)) for n in range(self._threads)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
         try:
-            driver.synchronize_stream(stream)
-            driver.destroy_stream(stream)
-            ring.close()
+            with ExitStack() as owned:
+                ring = HostBuffer(self._threads * _SLOTS * self._slot_bytes)
+                owned.callback(ring.close)
+                stream = driver.create_stream()
+                owned.callback(driver.destroy_stream, stream)
+                owned.callback(driver.synchronize_stream, stream)
+                threads = [threading.Thread(target=self._work, args=(ring, n, stream)) for n in range(self._threads)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
         except CudaError as error:
             self._error = self._error or error
         if self._error is not None:
@@ -158,19 +160,19 @@ class _Loading:
         """One thread: fills its slots in turn until no piece is left."""
         try:
             self._context.bind()
-            events = [driver.create_event() for _ in range(_SLOTS)]
-            turn = 0
-            while (piece := self._next()) is not None:
-                event = events[turn]
-                driver.synchronize_event(event)  # the slot's last copy
-                start = (number * _SLOTS + turn) * self._slot_bytes
-                nbytes = self._read(piece, ring.view[start : start + self._slot_bytes])
-                driver.copy_to_device(piece.target, ring.address + start, nbytes, stream)
-                driver.record_event(event, stream)
-                turn = (turn + 1) % _SLOTS
-            for event in events:
-                driver.synchronize_event(event)
-                driver.destroy_event(event)
+            with ExitStack() as owned:
+                events = create_events(_SLOTS, owned)
+                turn = 0
+                while (piece := self._next()) is not None:
+                    event = events[turn]
+                    driver.synchronize_event(event)  # the slot's last copy
+                    start = (number * _SLOTS + turn) * self._slot_bytes
+                    nbytes = self._read(piece, ring.view[start : start + self._slot_bytes])
+                    driver.copy_to_device(piece.target, ring.address + start, nbytes, stream)
+                    driver.record_event(event, stream)
+                    turn = (turn + 1) % _SLOTS
+                for event in events:
+                    driver.synchronize_event(event)
         except Exception as error:
             with self._lock:
                 self._error = self._error or error

@@ -7,10 +7,11 @@ allocated, so a model that does not fit is refused and not found out.
 import ctypes
 import logging
 import mmap
+from contextlib import ExitStack
 
-from ...errors import amount
+from ...errors import UnavailableError, amount
 from . import driver
-from .errors import NOT_SUPPORTED, OUT_OF_MEMORY, CudaError
+from .errors import OUT_OF_MEMORY, CudaError, DeviceLostError
 
 ALIGNMENT = 256  # of a slab's parts, and of what cuMemAlloc gives
 
@@ -45,19 +46,35 @@ def allocate(nbytes: int, what: str) -> int:
         ) from None
 
 
+def create_events(count: int, owned: ExitStack) -> list[driver.Event]:
+    """Events that go when `owned` is closed."""
+    events = []
+    for _ in range(count):
+        events.append(driver.create_event())
+        owned.callback(driver.destroy_event, events[-1])
+    return events
+
+
 class HostBuffer:
     """Host memory that stays where it is, page-locked unless the driver refuses to; then copies are slower."""
 
     def __init__(self, nbytes: int) -> None:
-        mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise UnavailableError(
+                f"host memory: no {amount(nbytes)} to copy from ({error.strerror}); give the container more"
+            ) from None
+        # A fork, `!ls` in a notebook, would have the next write go to a copy of the page, which the GPU never sees.
+        mapping.madvise(mmap.MADV_DONTFORK)
         self.view = memoryview(mapping)  # zero, and aligned to a page
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.view))
         self.pinned = True
         try:
             driver.register_host(self.address, len(self.view))
-        except CudaError as error:
-            if error.code not in (NOT_SUPPORTED, OUT_OF_MEMORY):
-                raise
+        except DeviceLostError:
+            raise
+        except CudaError as error:  # of many kinds: sandboxes and virtual machines each have their own
             self.pinned = False
             _log.warning("host memory is not page-locked, copies are slower: %s", error)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import driver
+from .errors import CudaError
 from .images import Image
 from .launch import Gpu, Launch
 
@@ -25,15 +26,13 @@ class Kernels:
         """Raises CudaError for an image that the driver refuses."""
         self._entries: dict[str, _Entry] = {}
         self._modules: list[driver.Module] = []
-        self._recent: deque[Launch] = deque(maxlen=_REMEMBERED)
-        for image in images:
-            module = driver.load_module(image.data, str(image.file))
-            self._modules.append(module)
-            for entry, about in image.entries.items():
-                function = driver.get_function(module, entry)
-                room = gpu.shared_bytes - about["static_shared_bytes"]
-                driver.allow_shared_bytes(function, room, entry)  # which also loads it, should loading be lazy
-                self._entries[entry] = _Entry(entry, function, about["parameters"])
+        self._recent: deque[Launch | str] = deque(maxlen=_REMEMBERED)
+        try:
+            for image in images:
+                self._load(gpu, image)
+        except CudaError:
+            self.close()
+            raise
 
     def launch(self, launch: Launch, stream: driver.Stream) -> None:
         """Enqueues it. Raises CudaError, and ValueError for arguments that are not the entry's."""
@@ -49,9 +48,27 @@ class Kernels:
         for module in self._modules:
             driver.unload_module(module)
 
+    def _load(self, gpu: Gpu, image: Image) -> None:
+        module = driver.load_module(image.data, str(image.file))
+        self._modules.append(module)
+        for entry, about in image.entries.items():
+            function = driver.get_function(module, entry)
+            # Asked of the driver: what it has compiled from PTX is not the manifest's.
+            room = gpu.shared_bytes - driver.static_shared_bytes(function)
+            driver.allow_shared_bytes(function, room, entry)  # which also loads it, should loading be lazy
+            self._entries[entry] = _Entry(entry, function, about["parameters"])
+
+    def remember(self, title: str) -> None:
+        """Counts a graph's replay among the launches that are told when a device is lost."""
+        self._recent.append(title)
+
     def recent(self) -> str:
-        """The last launches, the latest first: "norm_rms_warp_bf16 [4, 1, 1], ..."."""
-        return ", ".join(f"{launch.entry} {list(launch.grid)}" for launch in reversed(self._recent)) or "none"
+        """The last launches, the latest first: "graph_step [8], norm_rms_warp_bf16 [4, 1, 1], ..."."""
+        return ", ".join(map(_title, reversed(self._recent))) or "none"
+
+
+def _title(launch: Launch | str) -> str:
+    return launch if isinstance(launch, str) else f"{launch.entry} {list(launch.grid)}"
 
 
 class _Entry:
@@ -61,6 +78,7 @@ class _Entry:
         self.function = function
         self._name = name
         self._kinds = [parameter["type"] for parameter in parameters]
+        self._types = tuple(float if kind == "f32" else int for kind in self._kinds)
         self._format, size = "<", 0
         for parameter in parameters:
             self._format += "x" * (parameter["offset"] - size) + _FORMATS[parameter["type"]]
@@ -78,9 +96,7 @@ class _Entry:
             self._packer.pack_into(self._memory, 0, *arguments)
         except (struct.error, OverflowError):
             raise ValueError(self._objection(arguments)) from None
-        if any(
-            (kind == "f32") != isinstance(value, float) for kind, value in zip(self._kinds, arguments, strict=True)
-        ):
+        if tuple(map(type, arguments)) != self._types:
             raise ValueError(self._objection(arguments))
 
     def _objection(self, arguments: tuple[int | float, ...]) -> str:
@@ -91,6 +107,6 @@ class _Entry:
                 struct.pack("<" + _FORMATS[kind], value)
             except (struct.error, OverflowError):
                 return f"{self._name}: argument {index} is {value!r}, which is no {kind}"
-            if (kind == "f32") != isinstance(value, float):
+            if type(value) is not (float if kind == "f32" else int):
                 return f"{self._name}: argument {index} is {value!r}, expected {kind}"
         return f"{self._name}: arguments {arguments}"

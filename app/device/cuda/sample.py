@@ -176,6 +176,13 @@ def score_record(target: int, top: int, vocab: int) -> NDArray[np.void]:
     return packed
 
 
+def score_records(targets: Int32, top: int, vocab: int) -> Rows:
+    """`score_record` of each target: ROW [.]."""
+    packed = np.full(len(targets), score_record(0, top, vocab))
+    packed["target"] = targets
+    return packed
+
+
 def changes(sampling: Sampling, vocab: int) -> Changes:
     """Bias and bans of a row: CHANGE [.]. They stay the same for as long as the sequence lives."""
     listed = [pair for part in _changes(sampling, vocab) for pair in part]

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pilotlight.device.base import Batch
 from pilotlight.device.cuda import driver
-from pilotlight.device.cuda.device import Tensor
 from pilotlight.errors import ModelDataError, UnavailableError
-from pilotlight.model import decoder
+from tests.device.pairs import CASES, ragged_steps, snapshot_of, tokens_of
 from tests.model.harness import Context, Runner
 from tests.models import llama_tensors, write_checkpoint
 
@@ -23,49 +21,6 @@ pytestmark = pytest.mark.gpu
 # Of a row's spread. Measured over these cases: 0.010 and 0.001.
 ERROR = {"bfloat16": 0.015, "float16": 0.002}
 
-CASES: dict[str, dict[str, Any]] = {
-    "grouped heads of 64": {},
-    "float16": {"dtype": "float16"},
-    "heads of 128, biases, odd vocabulary": {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "head_dim": None,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "vocab_size": 321,
-    },
-    "tied, gelu, mlp biases": {
-        "tie_word_embeddings": True,
-        "hidden_act": "gelu_pytorch_tanh",
-        "attention_bias": True,
-        "mlp_bias": True,
-    },
-    "window": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 24},
-    "split products": {
-        "hidden_size": 2048,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 64,
-    },
-    "split down": {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 2048},
-}
-
-
-def tokens_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 320, count).tolist()
-
-
-def snapshot_of(directory: Path, case: str) -> Path:
-    changes = dict(CASES[case])
-    dtype = changes.pop("dtype", "bfloat16")
-    config = config_of(**changes)
-    tensors = llama_tensors(config)
-    random = np.random.default_rng(2)
-    for name, weight in list(tensors.items()):
-        if ("self_attn." in name and changes.get("attention_bias")) or ("mlp." in name and changes.get("mlp_bias")):
-            tensors[name.replace(".weight", ".bias")] = random.standard_normal(len(weight)).astype(np.float32)
-    return write_snapshot(directory, dtype, config, tensors)
-
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -73,14 +28,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return snapshot_of(tmp_path_factory.mktemp("models"), "grouped heads of 64")
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_logits_are_the_numpy_devices(bench: Bench, tmp_path: Path, case: str) -> None:
-    """Ragged prompts, decode steps, a chunk behind a context, and steps that some sequences sit out."""
-    pair = bench.pair(snapshot_of(tmp_path, case), max_model_len=256)
-    steps = [[(0, tokens_of(0, 5)), (1, tokens_of(1, 40)), (2, tokens_of(2, 70))]]
-    steps += [[(number, [token]) for number, token in enumerate(tokens_of(seed, 3))] for seed in range(3, 6)]
-    steps += [[(1, tokens_of(6, 20)), (3, tokens_of(7, 9))], [(3, [8]), (1, [9])]]
-    decided = sum(pair.step(step).compare(ERROR[pair.cuda.model.device.dtype]) for step in steps)
+@pytest.mark.parametrize(
+    ("case", "dtype"), [*((case, "bfloat16") for case in CASES), ("grouped heads of 64", "float16")]
+)
+def test_logits_are_the_numpy_devices(bench: Bench, tmp_path: Path, case: str, dtype: str) -> None:
+    pair = bench.pair(snapshot_of(tmp_path, case, dtype), max_model_len=256)
+    assert pair.ours.model.device.dtype == dtype
+    decided = sum(pair.step(step).compare(ERROR[dtype]) for step in ragged_steps())
     assert decided > 50  # of 155 rows
 
 
@@ -134,13 +88,6 @@ def test_wanted_rows_are_gathered(bench: Bench, tmp_path: Path, case: str) -> No
     assert (lasts == again[[4, 21, 51]]).all()
 
 
-def test_rows_that_nobody_named_are_refused(bench: Bench, plain: Path) -> None:
-    model = bench.load(plain, max_model_len=256)
-    batch = Runner(model).batch([(Context([]), [1, 2, 3])])
-    with pytest.raises(ValueError, match="neighbours"):
-        decoder.forward(model.spec, model.device, model.weights, batch, np.array([2, 0], np.int32))
-
-
 def test_fp8_pages_hold_twice_the_tokens_and_cost_some_precision(bench: Bench, plain: Path) -> None:
     settings = {"max_model_len": 256, "kv_cache_memory_bytes": 1 << 20}
     whole, small = (bench.load(plain, kv_cache_dtype=dtype, **settings) for dtype in ("auto", "fp8"))
@@ -183,6 +130,12 @@ def test_fp32_weights_are_rounded_as_they_are_read(
     assert "the weights are fp32 and are rounded to bfloat16" in caplog.text
 
 
+def test_int8_is_refused(bench: Bench, tmp_path: Path) -> None:
+    config = config_of()
+    with pytest.raises(ModelDataError, match=r"of int8, which only the CPU computes with: use --device cpu, or make"):
+        bench.load(write_snapshot(tmp_path, "int8", config, llama_tensors(config)))
+
+
 def test_tensors_of_two_dtypes_are_refused(bench: Bench, tmp_path: Path) -> None:
     config = config_of()
     tensors = {name: tensor.astype(np.float16) for name, tensor in llama_tensors(config).items()}
@@ -221,43 +174,3 @@ def test_what_a_model_took_is_given_back(bench: Bench, plain: Path) -> None:
         del model
         gc.collect()
         assert driver.memory_info()[0] == free
-
-
-def test_a_decode_step_can_be_captured_and_replayed(
-    bench: Bench, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its launches are the same whatever the lengths are: replayed on new metadata, they give what a step gives."""
-    model = bench.load(plain, max_model_len=256)
-    runner, stream = Runner(model), model.device._stream
-
-    def begin(tokens: list[int]) -> Batch:
-        return runner.batch([(sequence, [token]) for sequence, token in zip(sequences, tokens, strict=True)])
-
-    def forward(batch: Batch) -> Tensor:
-        hidden = decoder.forward(model.spec, model.device, model.weights, batch, batch.sample_rows)
-        return decoder.logits(model.spec, model.device, model.weights, hidden)
-
-    prompts = [(runner.sequence(), tokens_of(seed, 14 + seed)) for seed in range(3)]
-    sequences = [sequence for sequence, _ in prompts]
-    last_logits(runner, prompts)
-    twins = [Context(list(sequence.pages), sequence.length) for sequence in sequences]
-    eager = [model.device.read(forward(begin(tokens))) for tokens in ([1, 2, 3], [4, 5, 6], [7, 8, 9])]
-
-    sequences = twins  # the same pages: each token's K/V is written again
-    batch = begin([1, 2, 3])
-    step = model.device.begin(batch)
-    monkeypatch.setattr(model.device, "begin", lambda batch: step)  # metadata comes by a copy before the graph
-    driver.begin_capture(stream)
-    logits = forward(batch)
-    monkeypatch.undo()
-    graph = driver.end_capture(stream)
-    executable = driver.instantiate(graph)
-    driver.destroy_graph(graph)
-    replayed = []
-    sequences = [Context(list(twin.pages), twin.length - 1) for twin in twins]
-    for tokens in ([1, 2, 3], [4, 5, 6], [7, 8, 9]):
-        model.device.begin(begin(tokens))
-        driver.launch_graph(executable, stream)
-        replayed.append(model.device.read(logits))
-    driver.destroy_executable(executable)
-    assert (np.array(replayed) == np.array(eager)).all()

@@ -1,6 +1,7 @@
 """The driver's wrapper: what is refused and in which words, waiting for a fabric, the early start, the thin calls."""
 
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cuda.bindings import driver as cuda
 
 from pilotlight.device.cuda import driver, early, memory
 from pilotlight.device.cuda.context import Context
@@ -54,10 +56,28 @@ def test_drivers_from_the_floor_on_are_taken(soft: Soft, version: int) -> None:
     assert driver.driver_version() == version
 
 
+def test_faults_that_stick_are_those_that_the_driver_says_do() -> None:
+    """214 and 220, of the hardware's errors, are known by experience alone; 710 is a kernel's assertion."""
+    said = {
+        int(result)
+        for result in cuda.CUresult
+        if "the process must be terminated and relaunched" in " ".join((result.__doc__ or "").split())
+    }
+    assert len(said) > 10
+    assert said | {214, 220, 710} == STICKY
+
+
 def test_a_gpu_by_its_number(soft: Soft) -> None:
     soft.reset(devices=2)
     Context(1)
     assert "--device cuda:2: there is no such GPU; there are cuda:0, cuda:1" in str(refusal(2))
+
+
+def test_a_gpu_that_is_hidden_is_refused_with_what_is_shown(soft: Soft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    soft.reset(devices=3)
+    Context(1)
+    assert "--device cuda:2: there is no such GPU; CUDA_VISIBLE_DEVICES=2,0 shows cuda:0, cuda:1" in str(refusal(2))
 
 
 def test_mig_is_a_gpu_like_any(soft: Soft) -> None:
@@ -189,7 +209,7 @@ def test_out_of_memory_is_told_with_sizes(soft: Soft) -> None:
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("error", [801, 2])
+@pytest.mark.parametrize("error", [801, 2, 1, 304, 999])
 def test_host_memory_that_cannot_be_locked_is_used_as_it_is(
     soft: Soft, caplog: pytest.LogCaptureFixture, error: int
 ) -> None:
@@ -199,6 +219,23 @@ def test_host_memory_that_cannot_be_locked_is_used_as_it_is(
     assert not buffer.pinned
     assert "host memory is not page-locked" in caplog.text
     assert_copies_back(buffer)
+
+
+def test_a_gpu_that_is_lost_while_memory_is_locked(soft: Soft) -> None:
+    soft.reset(host_register_error=700)
+    Context(0)
+    with pytest.raises(DeviceLostError):
+        memory.HostBuffer(16)
+
+
+def test_a_fork_leaves_host_memory_where_the_gpu_finds_it(soft: Soft) -> None:
+    """The kernel copies nothing of it ("dc" in its flags), so that the parent's pages stay the parent's."""
+    Context(0)
+    buffer = memory.HostBuffer(16)
+    regions = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    (region,) = (region for region in regions if region.startswith(f"{buffer.address:x}-"))
+    assert " dc" in re.findall(r"VmFlags:.*", region)[0]
+    buffer.close()
 
 
 def test_copies_pass_through_locked_memory(soft: Soft) -> None:

@@ -1,14 +1,19 @@
 """The engine on the CUDA device: what comes out of prefix reuse, chunks, preemption and mixed batches."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from pilotlight.build.snapshot import build_snapshot
+from pilotlight.device.sampling import pack_mask
+from pilotlight.messages import Submit
 from pilotlight.model.model import Model
 from tests.engine.conftest import CHAIN
-from tests.engine.oracle import engine_of, run_all, submit
+from tests.engine.oracle import Collector, drain, engine_of, run_all, submit
 from tests.engine.test_real_models import SmallPool, assert_same, prompt_of, solo
 from tests.model.demo import GOLDEN
 from tests.models import llama_tensors, write_chain
@@ -57,6 +62,62 @@ def test_sampling_has_its_parameters(bench: Bench, chain: Model) -> None:
     first, again = (run_all(engine_of(chain), [hot]).tokens(0) for _ in range(2))
     assert first == again
     assert first != list(CHAIN[:6])
+
+
+def drawn_submits(random: Random, count: int) -> list[Submit]:
+    """Whatever a request may ask for, in all mixtures."""
+
+    def maybe(share: float, make: Callable[[], Any], other: Any) -> Any:
+        return make() if random.random() < share else other
+
+    return [
+        submit(
+            id_,
+            prompt_of(random.randrange(3), random.randint(1, 60)),
+            priority=random.randrange(2),
+            choice=id_,
+            seed=random.randrange(3),
+            max_tokens=random.randint(1, 24),
+            temperature=random.choice([0.0, 0.0, 0.9, 30.0]),
+            top_k=maybe(0.3, lambda: random.randint(1, 40), 0),
+            top_p=maybe(0.3, lambda: random.uniform(0.3, 1), 1.0),
+            min_p=maybe(0.2, lambda: random.uniform(0, 0.2), 0.0),
+            repetition_penalty=maybe(0.3, lambda: random.uniform(0.8, 1.5), 1.0),
+            frequency_penalty=maybe(0.3, lambda: random.uniform(-1, 1), 0.0),
+            presence_penalty=maybe(0.2, lambda: 0.5, 0.0),
+            logit_bias=maybe(0.2, lambda: tuple((random.randrange(288), 9.0) for _ in range(3)), ()),
+            logprobs=maybe(0.3, lambda: random.randint(0, 3), None),
+            prompt_logprobs=maybe(0.15, lambda: random.randint(0, 2), None),
+            stop_token_ids=maybe(0.3, lambda: (CHAIN[random.randrange(2, 12)],), ()),
+            min_tokens=maybe(0.2, lambda: random.randint(1, 8), 0),
+            allowed_tokens=maybe(0.3, lambda: pack_mask(random.sample(range(288), 60)).tobytes(), b""),
+        )
+        for id_ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
+def test_I13_on_chain_every_sequence_gets_bitwise_what_it_gets_alone(bench: Bench, chain: Model, seed: int) -> None:
+    """Among others that come, go, are aborted and make room for each other, with a step always under way."""
+    random = Random(seed)
+    items = drawn_submits(random, 12)
+    engine, collector = (
+        engine_of(SmallPool(chain, random.randint(7, 14)), seqs=random.randint(2, 5), batched=48),
+        Collector(),
+    )
+    gone = set()
+    for item in items:
+        engine.submit(item)
+        for _ in range(random.randrange(5)):
+            collector.add(engine.step())
+            engine.check_integrity()
+        if random.random() < 0.15:
+            gone.add(random.randrange(item.id + 1))
+            engine.abort(gone)
+    drain(engine, collector)
+    for item in items:
+        if item.id not in gone:
+            assert collector.result(item.id) == solo(chain, item, batched=48), item
 
 
 def test_I03_I11_prompt_logprobs_and_a_prompt_that_is_cached(bench: Bench, tiny: Model) -> None:
