@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -32,10 +32,11 @@ from ..model.checkpoint import (
 from ..model.safetensors import Header, plan_header
 from ..source import expand
 from .hub import NEEDS_EXTRA
-from .sources import Source, open_source
-from .writer import Report, check_space, replacing, write_document, write_json, write_weights
+from .sources import TOKENIZER, Source, open_source
+from .tokenizer import stands, write_mapped
+from .writer import Report, check_space, replacing, stored_tensors, write_document, write_json, write_weights
 
-_DTYPES: dict[str, WeightDtype] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_DTYPES: dict[str, WeightDtype] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8"}
 _HASH_BYTES = 4 * 1024 * 1024
 
 
@@ -46,7 +47,7 @@ def command(argv: list[str]) -> int:
     started = time.monotonic()
     previous = signal.signal(signal.SIGTERM, _terminated)
     try:
-        built = build_snapshot(options.source, output, options.dtype, force=options.force)
+        built = build_snapshot(options.source, output, options.dtype, force=options.force, say=print)
     except (KeyboardInterrupt, _Terminated) as stop:
         print(f"pilotlight: interrupted; {output} is as it was", file=sys.stderr)
         return 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
@@ -60,16 +61,24 @@ def command(argv: list[str]) -> int:
     return 0
 
 
-def build_snapshot(source: str, output: Path, dtype: str = "auto", *, force: bool = False) -> bool:
+def build_snapshot(
+    source: str,
+    output: Path,
+    dtype: str = "auto",
+    *,
+    force: bool = False,
+    say: Callable[[str], object] = lambda line: None,
+) -> bool:
     """Makes the snapshot of `source` at `output`; False where it stands there already.
 
-    dtype: "float32", "float16", "bfloat16", or "auto" for the source's own (float32 for a quantized GGUF, which alone
-    holds its numbers exactly). `force` replaces another snapshot. On any failure `output` stays as it was.
+    dtype: "float32", "float16", "bfloat16", "int8" (matrices, with a scale for each row; vectors are float32), or
+    "auto" for the source's own (float32 for a quantized GGUF, which alone holds its numbers exactly). `force`
+    replaces another snapshot. `say` gets a line about the tokenizer. On any failure `output` stays as it was.
     """
     bar_class = _progress_bar()
     found = open_source(source)
     target = _target_dtype(found) if dtype == "auto" else _DTYPES[dtype]
-    tensors = [(tensor.name, target, tensor.shape) for tensor in found.description.tensors]
+    tensors = stored_tensors(found.description.tensors, target)
     header = plan_header(tensors, {"pilotlight_snapshot": str(SNAPSHOT_FORMAT)})
     source_bytes = sum(file.stat().st_size for file in found.files.values())
     total = source_bytes + header.file_size - header.data_start
@@ -77,6 +86,8 @@ def build_snapshot(source: str, output: Path, dtype: str = "auto", *, force: boo
         with bar_class(total=total, unit="B", unit_scale=True, delay=1, desc=output.name) as bar:
             manifest = _manifest(found, target, header, bar.update)
             if _stands(output, found, manifest, force):
+                if not stands(output / TOKENIZER):  # a snapshot of an earlier version
+                    say(f"{output}: {write_mapped(output / TOKENIZER)}")
                 return False
             check_space(output, header.file_size)
             with replacing(output) as partial:
@@ -86,7 +97,9 @@ def build_snapshot(source: str, output: Path, dtype: str = "auto", *, force: boo
                     pass  # any tool is to read the file, so the format's own library has the last word on it
                 for name, content in found.documents.items():
                     write_document(partial / name, content)
+                note = write_mapped(partial / TOKENIZER)
                 write_json(partial / MANIFEST, manifest)
+        say(f"{output}: {note}")
     except OSError as error:
         raise UnavailableError(f"{error.filename or output}: {error.strerror}; {output} is as it was") from error
     return True

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelDataError, UsageError
+from ..messages import MAX_EOS_TOKENS
 from .template import ChatTemplate
 from .tokenizer import Tokenizer
 
@@ -44,14 +45,21 @@ def load_text(directory: Path, chat_template: str | None = None) -> Text:
         spelling = tokenizer.spelling(ids[0]) if ids else None
         if spelling is not None:
             tokenizer.special_tokens.setdefault(f"{name}_token", spelling)
-    eos = [
-        *_token_ids(generation, "eos_token_id", directory / "generation_config.json"),
-        *_token_ids(config, "eos_token_id", directory / "config.json"),
-        *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]),
-    ]
+    eos = dict.fromkeys(
+        [
+            *_token_ids(generation, "eos_token_id", directory / "generation_config.json"),
+            *_token_ids(config, "eos_token_id", directory / "config.json"),
+            *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]),
+        ]
+    )
+    if len(eos) > MAX_EOS_TOKENS:
+        raise ModelDataError(
+            f"{directory}: eos_token_id of generation_config.json and config.json name {len(eos)} end tokens, "
+            f"expected at most {MAX_EOS_TOKENS}"
+        )
     templates = _read_templates(directory, tokenizer_config, chat_template)
     template = ChatTemplate(templates, tokenizer.special_tokens) if templates else None
-    return Text(tokenizer, template, tuple(dict.fromkeys(eos)), generation)
+    return Text(tokenizer, template, tuple(eos), generation)
 
 
 def _read_templates(directory: Path, tokenizer_config: Mapping[str, Any], given: str | None) -> dict[str, str]:

@@ -1,23 +1,47 @@
 """Text to token ids and back, and what single tokens look like.
 
-The `tokenizers` library is behind this one class: nothing else in the project touches it, so that a vocabulary in
-a form of our own can take its place.
+Behind this one class stands a vocabulary: the `tokenizers` library's, or the mapped one of a snapshot. Nothing else
+in the project knows which.
 """
 
-import json
-import os
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..errors import ModelDataError
 from .decoding import Scheme, WholeScheme, read_scheme
+from .library import LibraryVocabulary
+from .mapped import MappedVocabulary, open_mapped
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
 _ID_LIMIT = 2**32  # what the library takes for an id
+
+
+class Vocabulary(Protocol):
+    """What a tokenizer stands on. Ids are 0 to _ID_LIMIT - 1; special tokens are no different in `decode`."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    @property
+    def decoder(self) -> Mapping[str, Any] | None:
+        """tokenizer.json's entry."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def spelling(self, token: int) -> str | None: ...
+
+    def token_id(self, spelling: str) -> int | None: ...
+
+    def make_special(self, spellings: Collection[str]) -> None:
+        """Of those that are tokens; the others are passed over."""
 
 
 class Tokenizer:
@@ -26,35 +50,29 @@ class Tokenizer:
     `special_tokens` are the tokens that have a name ("bos_token" -> "<s>"), as chat templates see them.
     """
 
-    def __init__(self, library: "Library", special_tokens: Mapping[str, str] | None = None) -> None:
-        self._library = library
-        library.no_truncation()
-        library.no_padding()
-        self.special_tokens = dict(special_tokens or {})
-        self._make_special(self.special_tokens.values())
-        self.special_ids = frozenset(
-            token for token, added in library.get_added_tokens_decoder().items() if added.special
+    def __init__(self, vocabulary: "Library | Vocabulary", special_tokens: Mapping[str, str] | None = None) -> None:
+        """Of a vocabulary, or of the library's `Tokenizer`."""
+        self._vocabulary: Vocabulary = (
+            vocabulary
+            if isinstance(vocabulary, LibraryVocabulary | MappedVocabulary)
+            else LibraryVocabulary(cast("Library", vocabulary))
         )
-        self.scheme: Scheme = read_scheme(json.loads(library.decoder.__getstate__()) if library.decoder else None)
+        self.special_tokens = dict(special_tokens or {})
+        # Named tokens are special even where tokenizer.json lists them as plain vocabulary, as in transformers.
+        self._vocabulary.make_special(self.special_tokens.values())
+        self.special_ids = self._vocabulary.special_ids
+        self.scheme: Scheme = read_scheme(self._vocabulary.decoder)
         self.elements = _Elements(self)
 
     @classmethod
     def from_file(cls, file: Path, special_tokens: Mapping[str, str] | None = None) -> "Tokenizer":
-        """Reads a tokenizer.json. Raises ModelDataError."""
-        # The library's thread pool would serve one text at a time here; without it, encoding stays in its thread.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from tokenizers import Tokenizer as Library
+        """Of a tokenizer.json, or of what a snapshot's build has made of it. Raises ModelDataError."""
+        return cls(open_mapped(file) or LibraryVocabulary.from_file(file), special_tokens)
 
-        try:
-            library = Library.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelDataError(f"{file}: is not a tokenizer.json ({str(error)[:200]})") from None
-        return cls(library, special_tokens)
-
-    @cached_property
+    @property
     def size(self) -> int:
-        """One more than the largest id. Slow at first use: it lists the vocabulary."""
-        return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        """One more than the largest id. May be slow at first use: the library lists its vocabulary."""
+        return self._vocabulary.size
 
     @property
     def bos_token(self) -> str | None:
@@ -73,13 +91,12 @@ class Tokenizer:
         return self.token_id(self.eos_token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of `text`; Python's lock is free meanwhile. Special tokens spelled out in it become their ids.
+        """The ids of `text`; Python's lock is free most of the time. Special tokens in it become their ids.
 
         With `add_special_tokens` the tokenizer adds its own, most often BOS; a text that begins with BOS gets no
         second one. A rendered chat template is encoded without: it spells out all that it wants.
         """
-        # encode() keeps the lock; the batch call with one text does not.
-        ids = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        ids = self._vocabulary.encode(text, add_special_tokens)
         if add_special_tokens and self._adds_bos and ids[1:2] == [self.bos_token_id]:
             return ids[1:]
         return ids
@@ -87,14 +104,14 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         hidden: Collection[int] = self.special_ids if skip_special_tokens else ()
         shown = [token for token in ids if 0 <= token < _ID_LIMIT and token not in hidden]
-        return self._library.decode(shown, skip_special_tokens=False) if shown else ""
+        return self._vocabulary.decode(shown) if shown else ""
 
     def spelling(self, token: int) -> str | None:
         """The vocabulary's own spelling ("\u0120Paris", "\u2581Paris", "<0xE4>"); None where the id has no token."""
-        return self._library.id_to_token(token) if 0 <= token < _ID_LIMIT else None
+        return self._vocabulary.spelling(token) if 0 <= token < _ID_LIMIT else None
 
     def token_id(self, spelling: str | None) -> int | None:
-        return None if spelling is None else self._library.token_to_id(spelling)
+        return None if spelling is None else self._vocabulary.token_id(spelling)
 
     def token_bytes(self, token: int) -> bytes:
         """What the token adds in the middle of a text, raw: a character may be spread over several tokens."""
@@ -113,15 +130,7 @@ class Tokenizer:
 
     @cached_property
     def _adds_bos(self) -> bool:
-        return self._library.encode("").ids[:1] == [self.bos_token_id]
-
-    def _make_special(self, spellings: Collection[str]) -> None:
-        """Named tokens are special even where tokenizer.json lists them as plain vocabulary, as in transformers."""
-        from tokenizers import AddedToken
-
-        added = {token.content for token in self._library.get_added_tokens_decoder().values()}
-        plain = [name for name in spellings if name not in added and self._library.token_to_id(name) is not None]
-        self._library.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in plain])
+        return self._vocabulary.encode("", True)[:1] == [self.bos_token_id]
 
 
 class _Elements(dict[int, str | bytes | int]):

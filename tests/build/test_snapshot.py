@@ -15,7 +15,7 @@ import safetensors
 from safetensors.numpy import load_file, save_file
 
 from pilotlight.build.snapshot import build_snapshot, command
-from pilotlight.errors import UsageError
+from pilotlight.errors import ModelDataError, UsageError
 from pilotlight.model.families import describe
 from tests.build.gguf_files import byte_metadata, dequantized, write_gguf
 from tests.build.tiny import CONFIG, TENSORS, beside
@@ -33,7 +33,9 @@ def stored(directory: Path) -> dict[str, np.ndarray]:
     """The snapshot's tensors by the safetensors library; bfloat16 as uint16."""
     found = {}
     for name, entry in safetensors.deserialize((directory / "weights.safetensors").read_bytes()):
-        dtype = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8}[entry["dtype"]]
+        dtype = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8, "I8": np.int8}[
+            entry["dtype"]
+        ]
         found[name] = np.frombuffer(entry["data"], dtype).reshape(entry["shape"])
     return {name: tensor for name, tensor in found.items() if not name.startswith("filler.")}
 
@@ -130,7 +132,7 @@ def test_documents_are_taken_along_and_nothing_else(tiny: Path, tmp_path: Path) 
         "additional_chat_templates/tool_use.jinja",
     }
     files = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
-    assert files == documents | {"manifest.json", "weights.safetensors"}
+    assert files == documents | {"manifest.json", "tokenizer.safetensors", "weights.safetensors"}
     for name in documents:
         assert (tmp_path / "out" / name).read_bytes() == (tiny / name).read_bytes()
 
@@ -188,6 +190,7 @@ def test_gguf_makes_a_whole_model_directory(tmp_path: Path) -> None:
         "generation_config.json",
         "manifest.json",
         "tokenizer.json",
+        "tokenizer.safetensors",
         "tokenizer_config.json",
         "weights.safetensors",
     }
@@ -363,3 +366,33 @@ print(peak - base)
         capture_output=True, text=True, check=True, timeout=100,
     )  # fmt: skip
     assert int(done.stdout) < 64e6
+
+
+def test_int8_keeps_a_scale_for_each_row(tmp_path: Path) -> None:
+    """Within half a step of each row, its largest exactly; vectors as they are; and a row of zeros."""
+    tensors = {name: tensor.copy() for name, tensor in TENSORS.items()}
+    tensors["model.embed_tokens.weight"][7] = 0
+    build_snapshot(str(write_checkpoint(tmp_path / "source", CONFIG, tensors)), tmp_path / "out", "int8")
+    found = stored(tmp_path / "out")
+    expected = fused(tensors)
+    assert found.keys() == {*expected, *(f"{name}.scale" for name, tensor in expected.items() if tensor.ndim > 1)}
+    for name, tensor in expected.items():
+        if tensor.ndim == 1:
+            np.testing.assert_array_equal(found[name], tensor)
+            continue
+        scale = found[f"{name}.scale"][:, None]
+        np.testing.assert_array_equal(scale[:, 0], np.abs(tensor).max(axis=1) / np.float32(127))
+        off = np.abs(found[name] * scale - tensor)
+        assert (off <= scale * 0.5001).all()
+        assert found[name].dtype == np.int8
+        assert found[name].min() >= -127
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["dtype"] == "int8"
+    assert not build_snapshot(str(tmp_path / "source"), tmp_path / "out", "int8")  # it stands
+
+
+def test_int8_refuses_what_is_not_finite(tmp_path: Path) -> None:
+    tensors = {name: tensor.copy() for name, tensor in TENSORS.items()}
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 4] = np.inf
+    source = write_checkpoint(tmp_path / "source", CONFIG, tensors)
+    with pytest.raises(ModelDataError, match=r"'model.layers.0.mlp.up_proj.weight' holds NaN or an infinity"):
+        build_snapshot(str(source), tmp_path / "out", "int8")

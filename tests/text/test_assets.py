@@ -93,6 +93,15 @@ def test_H09_E12_end_tokens_of_all_three_files(directory, generation, config, na
     assert load_text(directory).eos_token_ids == expected
 
 
+def test_end_tokens_of_all_files_together_are_bounded(directory):
+    put(directory, "config.json", {"eos_token_id": [5, *range(100, 132)]})
+    put(directory, "generation_config.json", {"eos_token_id": [5, *range(200, 231)] * 9})
+    assert len(load_text(directory).eos_token_ids) == 64
+    put(directory, "tokenizer_config.json", {"eos_token": "<|im_end|>"})
+    with pytest.raises(ModelDataError, match=r"name 65 end tokens, expected at most 64$"):
+        load_text(directory)
+
+
 def test_generation_defaults_are_given_as_they_stand(directory):
     put(directory, "generation_config.json", {"temperature": 0.6, "top_p": 0.9, "do_sample": True})
     assert load_text(directory).generation == {"temperature": 0.6, "top_p": 0.9, "do_sample": True}
@@ -153,6 +162,7 @@ def test_a_chat_template_flag_that_names_no_file(directory):
         ("config.json", {"eos_token_id": "5"}, 'config.json: eos_token_id is "5", expected a token id'),
         ("config.json", {"eos_token_id": [True]}, "eos_token_id is .true., expected"),
         ("config.json", {"bos_token_id": -1}, "bos_token_id is -1, expected"),
+        ("generation_config.json", {"eos_token_id": [*range(5000)]}, "name 5000 end tokens, expected at most 64"),
         ("generation_config.json", "", "generation_config.json: is not JSON"),
         ("generation_config.json", {"eos_token_id": 1.5}, "generation_config.json: eos_token_id is 1.5"),
         ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json: is not JSON"),
