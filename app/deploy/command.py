@@ -1,0 +1,62 @@
+"""`pilotlight deploy render` and `push`: which file, which platform, where to."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ..errors import UnavailableError, UsageError
+from . import cloudrun, compose, knative, modal, runpod
+from .push import push
+from .reading import Deployment, read_deployment
+from .rendering import Rendering
+
+TARGETS: dict[str, Callable[[Deployment], Rendering]] = {
+    "runpod": runpod.render,
+    "modal": modal.render,
+    "cloudrun": cloudrun.render,
+    "knative": knative.render,
+    "compose": compose.render,
+}
+DEFAULT_FILE = "serverless.yml"
+
+
+def command(argv: Sequence[str]) -> int:
+    """Runs `pilotlight deploy`. Returns the exit code; raises PilotlightError."""
+    options = _parse(argv)
+    deployment = read_deployment(Path(options.file))
+    if options.action == "push":
+        push(deployment, send=options.yes)
+        return 0
+    rendering = TARGETS[options.target](deployment)
+    for note in rendering.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if options.output is None:
+        sys.stdout.write(rendering.text)
+        return 0
+    try:
+        Path(options.output).write_text(rendering.text, encoding="utf-8")
+    except OSError as error:
+        raise UnavailableError(f"{options.output}: cannot be written: {error.strerror}") from None
+    return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise UsageError(f"deploy: {message}")
+
+    parser = Parser(prog="pilotlight deploy", description="Deploy by one description.", allow_abbrev=False)
+    actions = parser.add_subparsers(dest="action", metavar="render|push", required=True)
+    render = actions.add_parser("render", help="write a platform's own form", allow_abbrev=False)
+    render.add_argument("--target", choices=TARGETS, required=True, help="platform")
+    render.add_argument("-o", "--output", metavar="FILE", help="file to write (default: stdout)")
+    send = actions.add_parser("push", help="create the endpoint by the platform's API", allow_abbrev=False)
+    send.add_argument("--target", choices=("runpod",), required=True, help="platform")
+    send.add_argument("--yes", action="store_true", help="send the request; without it, it is only shown")
+    for action in (render, send):
+        action.add_argument(
+            "file", nargs="?", metavar="FILE", default=DEFAULT_FILE, help=f"description (default: {DEFAULT_FILE})"
+        )
+    return parser.parse_args(argv)
