@@ -15,6 +15,7 @@ from .service import Service
 
 
 def build_app(service: Service) -> Starlette:
+    """For clients that connect."""
     settings = service.settings
     layers = [Middleware(UnreadBodyLayer)]
     if settings.allowed_origins:
@@ -29,6 +30,15 @@ def build_app(service: Service) -> Starlette:
     if settings.api_key:
         layers.append(Middleware(KeyGuard, key=settings.api_key, is_open=OPEN_PATHS.__contains__))
     layers.append(Middleware(DrainLayer, drain=service.drain))
+    return _app(service, layers)
+
+
+def inner_app(service: Service) -> Starlette:
+    """The routes alone: for requests that no connection brings, and that have been let in already."""
+    return _app(service, [])
+
+
+def _app(service: Service, layers: list[Middleware]) -> Starlette:
     app = Starlette(
         routes=[Route(route.path, route.handler, methods=[route.method]) for route in ROUTES],
         middleware=layers,

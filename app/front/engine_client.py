@@ -162,3 +162,5 @@ class EngineClient(asyncio.Protocol):
                 self._listener.on_ready(message)
             case Fatal():
                 self._listener.on_fatal(message)
+                assert self._transport is not None
+                self._transport.abort()  # a process whose device hangs may take long to leave; nobody waits for it

@@ -61,6 +61,10 @@ def unavailable(message: str, code: str, *, retry_after: int = RETRY_AFTER_SECON
     return ApiError(503, message, code=code, headers=headers)
 
 
+def internal_error() -> ApiError:
+    return ApiError(500, "the server failed on this request; its log says why", code="internal_error")
+
+
 def from_parameter(error: ParameterError, code: str | None = None, **names: str) -> ApiError:
     """A refused value of `params`; `names` says what the API calls a field, where that differs."""
     field = names.get(error.field, error.field)
@@ -98,4 +102,4 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 async def on_unexpected(_: Request, error: Exception) -> Response:
     """A fault of ours; the log has the traceback, the client gets none of it."""
-    return ApiError(500, "the server failed on this request; its log says why", code="internal_error").response()
+    return internal_error().response()

@@ -5,6 +5,7 @@ this process imports its own stack, and whoever connects meanwhile waits in the 
 """
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -24,9 +25,19 @@ def serve(argv: list[str]) -> int:
     timeline = Timeline("front")
     timeline.add("python", process_start(), time.monotonic())
     with timeline.span("start engine"):
+        test_api = None
+        if any(argument.startswith("--rp_") for argument in argv):
+            from .runpod.launch import split_flags
+
+            argv, test_api = split_flags(argv)
         settings = from_args(argv)
         names = settings.served_model_name or (settings.model,)
         settings = msgspec.structs.replace(settings, model=str(resolve_model(settings.model)))
+        job_listener = None
+        if settings.runpod_queue or test_api is not None:
+            from .runpod.launch import prepare
+
+            job_listener = prepare(settings, os.environ, test_api)
         listener = listen(settings.host, settings.port)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)  # the kernel gives process 1 no default handlers
@@ -45,7 +56,7 @@ def serve(argv: list[str]) -> int:
         from .server import Server
 
     async def run() -> int:
-        return await Server(settings, names, command, process, listener, timeline).run()
+        return await Server(settings, names, command, process, listener, timeline, job_listener).run()
 
     return asyncio.run(run())
 

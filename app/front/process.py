@@ -15,10 +15,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..errors import UnavailableError
+from ..errors import EXIT_ENGINE, UnavailableError
 from ..messages import Start, encode
 from ..settings import Settings, env_name
 
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (the kernel's answer when memory runs out)",
+    signal.SIGBUS: " (the kernel's answer when a file in use, such as the weights, was cut or cannot be read)",
+}
 BACKLOG = 2048  # connections that may wait while the web stack is being imported
 
 
@@ -118,7 +122,6 @@ def describe_exit(status: int) -> str:
     """What waitpid's status says, for a person."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
-        return f"exited with code {code}"
+        return f"exited with code {code}{' (its last lines say why)' if code == EXIT_ENGINE else ''}"
     name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-    hint = " (the kernel's answer when memory runs out)" if -code == signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    return f"was killed by {name}{_HINTS.get(-code, '')}"

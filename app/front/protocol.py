@@ -59,7 +59,6 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "allowed_token_ids": ([],),
     "bad_words": ([],),
     "logits_processors": ([],),
     "truncate_prompt_tokens": (),

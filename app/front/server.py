@@ -13,12 +13,9 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import uvicorn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import PilotlightError
 from ..messages import Ready
@@ -29,9 +26,11 @@ from .app import build_app
 from .process import EngineProcess, address_of, reap_orphans
 from .service import Service, context_of
 from .supervisor import Supervisor, shutting_down
+from .web import FLUSH_SECONDS, WebServer
 
-IDLE_CONNECTION_SECONDS = 75  # more than load balancers keep theirs: 60, most often
-FLUSH_SECONDS = 1  # for the last bytes to leave
+if TYPE_CHECKING:
+    from .runpod.queue import RunPodQueue
+
 NO_DESCRIPTORS_SECONDS = 60.0  # between two log lines about it
 
 log = logging.getLogger(__name__)
@@ -48,8 +47,12 @@ class Server:
         process: EngineProcess,
         listener: socket.socket,
         timeline: Timeline,
+        job_listener: socket.socket | None = None,
     ) -> None:
-        """`settings.model` is the resolved directory; `names` are the API's for it. Made on the running loop."""
+        """`settings.model` is the resolved directory; `names` are the API's for it. Made on the running loop.
+
+        `job_listener` is where RunPod's test API takes jobs, instead of the queue.
+        """
         self._settings = settings
         self._listener = listener
         self._timeline = timeline
@@ -58,6 +61,8 @@ class Server:
         self._said_no_descriptors = float("-inf")  # when, on the loop's clock
         self._supervisor = Supervisor(settings, command, process, self._announce)
         self._service = Service(settings, names, self._supervisor)
+        self._job_listener = job_listener
+        self._queue: RunPodQueue | None = None
 
     async def run(self) -> int:
         """Serves until it is told to stop; the exit code. Raises PilotlightError where it cannot go on."""
@@ -67,32 +72,26 @@ class Server:
             loop.add_signal_handler(number, self._on_stop_signal)
         if os.getpid() == 1:
             loop.add_signal_handler(signal.SIGCHLD, lambda: reap_orphans(keep=self._supervisor.engine_pid))
-        web = _Uvicorn(
-            uvicorn.Config(
-                build_app(self._service),
-                http="h11",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=self._settings.log_level == "debug",
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=IDLE_CONNECTION_SECONDS,
-                timeout_graceful_shutdown=FLUSH_SECONDS,
-            )
-        )
+        web = WebServer(build_app(self._service), access_log=self._settings.log_level == "debug")
         serving = loop.create_task(web.serve(sockets=[self._listener]))
         loading = loop.create_task(self._load())
         stopping = loop.create_task(self._told_to_stop.wait())
         log.info("listening at %s, loading %s", self._address, self._service.names[0])
         try:
             ends: set[asyncio.Future[Any]] = {stopping, self._supervisor.failure, serving}
+            if self._settings.runpod_queue:
+                from .runpod.queue import RunPodQueue
+
+                self._queue = RunPodQueue(self._service, self._job_listener)
+                ends.add(self._queue.ended)
             await asyncio.wait({loading, *ends}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
                 loading.result()
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._supervisor.failure.done():
                 raise self._supervisor.failure.result()
+            if self._queue is not None and self._queue.ended.done():
+                self._queue.ended.result()
             await self._drain(self._settings.shutdown_timeout)
         except PilotlightError:
             await self._drain(0)
@@ -103,6 +102,8 @@ class Server:
             logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what it cuts off now has been told
             web.should_exit = True
             await serving
+            if self._queue is not None:
+                await self._queue.close()
             self._service.close()
             await self._supervisor.close()
         return 0
@@ -122,6 +123,8 @@ class Server:
         service, supervisor = self._service, self._supervisor
         service.drain.begin()
         service.stop_waiting()
+        if self._queue is not None:
+            self._queue.stop()
         if not await service.drain.idle(seconds):
             supervisor.fail_all(shutting_down())
             await service.drain.idle(FLUSH_SECONDS)
@@ -163,10 +166,3 @@ class Server:
             ready.dtype,
             context_of(ready),
         )
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: ours were there before it was imported, and drain first."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()

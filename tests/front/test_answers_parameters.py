@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.front.answers import CHAT, COMPLETIONS, ask, ask_every_way, is_same
+from tests.front.answers import CHAT, COMPLETIONS, GREEDY, ask, ask_every_way, is_same
 from tests.front.servers import ServerProcess
 from tests.models import write_chain, write_tiny
 from tests.tokenizers import byte_tokenizer
@@ -137,6 +137,34 @@ def test_ignore_eos_goes_on(chain: ServerProcess) -> None:
     body = PROMPT | {"logit_bias": {str(end): 100}, "ignore_eos": True}
     answer = ask_every_way(chain, COMPLETIONS, body, NEIGHBOUR)
     assert (answer.text, answer.finish, answer.usage["completion_tokens"]) == ("", "length", 12)
+
+
+@pytest.mark.parametrize(("path", "prompt"), [(COMPLETIONS, {"prompt": "hi"}), (CHAT, {"messages": MESSAGES})])
+def test_no_token_comes_that_is_not_allowed(
+    chain: ServerProcess, tiny: ServerProcess, path: str, prompt: dict[str, Any]
+) -> None:
+    end = byte_tokenizer().id("<|endoftext|>")
+    body = prompt | {"max_tokens": 6, "allowed_token_ids": [98, 97, 122], "logit_bias": {str(end): 100}}
+    # "c" follows "b" and may not come; of equals the first is taken. The end that the bias asks for never comes.
+    answer = ask_every_way(chain, path, body, NEIGHBOUR)
+    assert (answer.text, answer.finish) == ("ababab", "length")
+    stopped = ask_every_way(chain, path, body | {"allowed_token_ids": [97, end], "stop_token_ids": [98]}, NEIGHBOUR)
+    assert (stopped.text, stopped.finish, stopped.stop_reasons) == ("", "stop", [None])
+    allowed = list(b"xyz")
+    drawn = prompt | {"max_tokens": 30, "temperature": 2, "seed": 1, "n": 2, "allowed_token_ids": allowed}
+    for text in ask_every_way(tiny, path, drawn, NEIGHBOUR).texts:
+        assert set(text) == set("xyz")
+        assert len(text) == 30
+
+
+def test_nothing_that_may_come_is_an_error_of_that_request(chain: ServerProcess) -> None:
+    end = byte_tokenizer().id("<|endoftext|>")
+    with chain.client() as client:
+        body = GREEDY | PROMPT | {"allowed_token_ids": [end], "min_tokens": 2}
+        response = client.post(COMPLETIONS, json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "generation_failed")
+        assert "every token is banned" in response.json()["error"]["message"]
+        assert ask(client, COMPLETIONS, PROMPT).text == "abcdeabcdeab"
 
 
 def test_the_models_own_defaults_hold_where_a_request_says_nothing(tmp_path: Path) -> None:

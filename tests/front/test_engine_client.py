@@ -29,6 +29,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
+        self.stepped = asyncio.Event()
         self.lost = asyncio.Event()
 
     def on_ready(self, ready: Ready) -> None:
@@ -36,6 +37,7 @@ class Recorder:
 
     def on_step(self, step: StepDone) -> None:
         self.heard.append(step)
+        self.stepped.set()
 
     def on_fatal(self, fatal: Fatal) -> None:
         self.heard.append(fatal)
@@ -207,13 +209,31 @@ def test_silence_counts_only_while_something_is_owed() -> None:
     asyncio.run(run())
 
 
+def test_a_step_without_outputs_wakes_nobody_and_shows_that_the_engine_works() -> None:
+    """As an engine that looks ahead sends it with its first step, or after the last one was for nothing."""
+
+    async def run() -> None:
+        async with Line() as line:
+            channel = Channel()
+            line.client.submit([submit(1)], channel)
+            waiting = asyncio.ensure_future(channel.take())
+            await asyncio.sleep(0.03)
+            await line.say(step())
+            await asyncio.wait_for(line.listener.stepped.wait(), 5)
+            assert line.client.silent_for < 0.03
+            assert (line.client.outstanding, waiting.done()) == (1, False)
+            await line.say(step(Output(1, [5])))
+            assert [output.tokens for output in await waiting] == [[5]]
+
+    asyncio.run(run())
+
+
 def test_the_end_of_the_line_is_told_after_the_last_words() -> None:
     async def run() -> None:
         async with Line() as line:
             line.client.shutdown()
             assert await line.sent(1) == [Shutdown()]
-            await line.say(encode(Fatal("no memory", 69)))
-            line.far.close()
+            await line.say(encode(Fatal("no memory", 69)))  # and leaves, but not yet
             await asyncio.wait_for(line.listener.lost.wait(), 5)
             assert line.listener.heard == [Fatal("no memory", 69), "lost"]
 

@@ -197,8 +197,14 @@ reap_orphans(keep=engine)  # there is nothing left to collect
     [
         (0, "exited with code 0"),
         (65 << 8, "exited with code 65"),
+        (70 << 8, "exited with code 70 (its last lines say why)"),
         (signal.SIGSEGV, "was killed by SIGSEGV"),
         (signal.SIGKILL, "was killed by SIGKILL (the kernel's answer when memory runs out)"),
+        (
+            signal.SIGBUS,
+            "was killed by SIGBUS (the kernel's answer when a file in use, such as the weights, was cut or cannot be "
+            "read)",
+        ),
     ],
 )
 def test_exit_status_in_words(status: int, words: str) -> None:

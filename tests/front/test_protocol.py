@@ -283,7 +283,6 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ("best_of", 2),
         ("suffix", "x"),
         ("use_beam_search", True),
-        ("allowed_token_ids", [1]),
         ("bad_words", ["x"]),
         ("prompt_logprobs", 1),
         ("chat_template", "{{ 1 }}"),

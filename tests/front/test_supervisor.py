@@ -242,6 +242,47 @@ def test_a_fatal_in_a_restart_ends_it_too(tmp_path: Path) -> None:
     run(test)
 
 
+LEAVES = (
+    "import os, socket, sys, time; from pilotlight.messages import *;"
+    "s = socket.socket(fileno=int(sys.argv[1]));"
+    "s.sendall(encode(Ready(256, 320, 64, 16, 'fake', 'float32', [])));"
+    "data = s.recv(1 << 16);"
+    "data += b'' if b'submit' in data else s.recv(1 << 16);"
+)
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        ("s.sendall(encode(Fatal('the GPU did not answer', 70))); time.sleep(60)", "the GPU did not answer"),
+        ("os._exit(70)", "the engine exited with code 70 (its last lines say why)"),
+    ],
+)
+def test_an_engine_that_leaves_a_hanging_device_fails_its_requests_at_once_and_is_replaced(
+    last: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It leaves before --engine-timeout, by its own clock; that its process may hang at the end holds up nobody."""
+
+    async def test() -> None:
+        async with supervised([sys.executable, "-c", LEAVES + last], max_engine_deaths=3) as supervisor:
+            await supervisor.wait_ready()
+            supervisor._command = fake_command()
+            channel = Channel()
+            supervisor.submit([submit(1)], channel)
+            async with asyncio.timeout(5):
+                error = await failure_of(channel)
+            assert (error.status, error.code) == (503, "engine_died")
+            await ready_again(supervisor, restarts=1)
+            again = Channel()
+            supervisor.submit([submit(2)], again)
+            assert (await outputs_of(again))[-1].finish == "length"
+
+    run(test)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        f"{reason}; death 1 of 3, starting it again in 0.2 s"
+    ]
+
+
 def test_J05_a_fatal_while_serving_is_a_death_with_its_reason() -> None:
     """As after a CUDA error: only a new process clears it."""
     script = (

@@ -1,0 +1,1 @@
+"""The queue worker against RunPod's own SDK."""
