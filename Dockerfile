@@ -5,11 +5,13 @@
 #
 # MODEL  what the image serves, and its name in the API: the demo model by default, a hub id, or a path in this
 #        folder (a GGUF file or a Hugging Face directory)
-# DTYPE  of the snapshot's weights; the CPU computes in float32 and copies nothing when they are float32
+# DTYPE  of the snapshot's weights: bfloat16, float16, float32, or int8 for the CPU
+# EXTRAS of the package: runpod, for an endpoint with a queue
 # BASE   a Debian with Python 3.11 to 3.13, pip and venv, for every stage
 ARG BASE=python:3.11-slim-bookworm
 ARG MODEL=smollm2-135m-instruct
-ARG DTYPE=float32
+ARG DTYPE=bfloat16
+ARG EXTRAS=
 
 
 FROM ${BASE} AS requirements
@@ -19,23 +21,25 @@ RUN python -m venv --without-pip /venv \
  && pip --python /venv/bin/python install --no-cache-dir --no-compile --no-deps --require-hashes -r requirements.lock
 
 
-# /src/ptx: the kernels' PTX, as committed or compiled anew where the sources differ, and a cubin per architecture.
-# The compilers stay in this stage: those of the kernels extra that the build itself needs.
+# /src/ptx: the kernels' PTX, as committed or compiled anew where the sources differ, and a cubin per architecture;
+# /src/kernels/cpu: the CPU library beside its sources. The compilers stay in this stage: those of the kernels and
+# compiler extras that the build itself needs.
 FROM requirements AS kernels
 COPY constraints.txt ./
-RUN pip --python /venv/bin/python install --no-cache-dir -c constraints.txt tqdm \
+RUN pip --python /venv/bin/python install --no-cache-dir -c constraints.txt tqdm ziglang \
       nvidia-cuda-nvcc-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12
 COPY app app
 COPY kernels kernels
 COPY ptx committed
 # A directory of an earlier layer cannot be renamed, and the build replaces its output as a whole.
-RUN cp -r committed ptx && /venv/bin/python -m app build kernels
+RUN cp -r committed ptx && /venv/bin/python -m app build kernels && /venv/bin/python -m app build native
 
 
 # /model: the snapshot. What building it needs stays in this stage.
 FROM requirements AS snapshot
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY app app
+COPY kernels/cpu kernels/cpu
 COPY ptx ptx
 RUN pip --python /venv/bin/python install --no-cache-dir -c constraints.txt '.[build]'
 COPY . .
@@ -48,10 +52,15 @@ RUN if [ "$MODEL" = smollm2-135m-instruct ]; then source=$(python scripts/get_de
 # /venv: the locked wheels and Pilotlight with its kernels, with bytecode, since a read-only container could not keep
 # its own.
 FROM requirements AS packages
-COPY pyproject.toml README.md LICENSE ./
+COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY app app
+COPY --from=kernels /src/kernels/cpu kernels/cpu
 COPY --from=kernels /src/ptx ptx
+ARG EXTRAS
 RUN pip --python /venv/bin/python install --no-cache-dir --no-compile --no-deps . \
+ && if [ -n "$EXTRAS" ]; then \
+      pip --python /venv/bin/python install --no-cache-dir --no-compile -c constraints.txt ".[$EXTRAS]"; \
+    fi \
  && ln -s /venv/lib/python3*/site-packages/pilotlight /srv/app \
  && python -m compileall -q --invalidation-mode unchecked-hash /venv
 

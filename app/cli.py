@@ -10,7 +10,10 @@ usage: pilotlight COMMAND ...
 
   serve MODEL            serve a model over the OpenAI API (pilotlight serve --help)
   build snapshot SOURCE  turn a checkpoint into a snapshot that loads by a few large copies
+  build native           compile the CPU's library with this machine's C++ compiler
   build kernels          compile the CUDA kernels to PTX and to an image per architecture
+  deploy render          write a platform's own form of serverless.yml (pilotlight deploy --help)
+  deploy push            create the endpoint that serverless.yml describes
   --version              print the version
 
 SOURCE is a Hugging Face directory, a hub id or a GGUF file; MODEL is a snapshot or a Hugging Face directory."""
@@ -38,10 +41,18 @@ def _dispatch(arguments: list[str]) -> int:
             from .build.snapshot import command
 
             return command(rest)
+        case ["build", "native", *rest]:
+            from .build.native import command as native
+
+            return native(rest)
         case ["build", "kernels", *rest]:
             from .build.kernels import command as kernels
 
             return kernels(rest)
+        case ["deploy", *rest]:
+            from .deploy.command import command as deploy
+
+            return deploy(rest)
         case ["--version" | "-V"]:
             from . import __version__
 

@@ -20,6 +20,27 @@ PAGE_SIZE = 16  # tokens in a KV page
 # Read after their PILOTLIGHT_ name: what platforms set.
 PLATFORM_ENV = {"port": "PORT"}
 
+# Read first, in a container that RunPod has started: the names of its vLLM worker, so that a template of that worker
+# moves over by its image alone. They win over ours, since the image says PILOTLIGHT_MODEL itself.
+RUNPOD_MARKS = ("RUNPOD_ENDPOINT_ID", "RUNPOD_POD_ID")
+RUNPOD_ENV = {
+    "model": ("MODEL_NAME",),
+    "served_model_name": ("OPENAI_SERVED_MODEL_NAME_OVERRIDE", "MODEL_NAME"),
+    "dtype": ("DTYPE",),
+    "max_model_len": ("MAX_MODEL_LEN",),
+    "max_num_seqs": ("MAX_NUM_SEQS",),
+    "max_num_batched_tokens": ("MAX_NUM_BATCHED_TOKENS",),
+    "enable_prefix_caching": ("ENABLE_PREFIX_CACHING",),
+    "gpu_memory_utilization": ("GPU_MEMORY_UTILIZATION",),
+    "kv_cache_dtype": ("KV_CACHE_DTYPE",),
+    "tensor_parallel_size": ("TENSOR_PARALLEL_SIZE",),
+    "max_logprobs": ("MAX_LOGPROBS",),
+}
+# vLLM's words for what is ours: half precision is the weights' own.
+_RUNPOD_WORDS = {
+    "DTYPE": {"half": "auto", "float16": "auto", "bfloat16": "auto", "float": "float32"},
+    "KV_CACHE_DTYPE": {"fp8_e4m3": "fp8"},
+}
 
 _LARGEST = 2**63 - 1  # of the integers that cross to the engine
 Positive = Annotated[int, Meta(ge=1)]
@@ -101,6 +122,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_engine_deaths: Annotated[
         int, Meta(description="engine deaths within ten minutes after which the server exits", ge=1)
     ] = 3
+    runpod_queue: Annotated[
+        bool, Meta(description="take jobs from RunPod's queue too; needs the runpod extra (docs/deploy.md)")
+    ] = False
     verify: Annotated[bool, Meta(description="hash the snapshot's weights at start")] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log lines shown")
@@ -173,9 +197,13 @@ def from_args(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> 
     """The `serve` command's arguments and the environment. Raises UsageError, or SystemExit for --help."""
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
+    on_runpod = any(environ.get(mark) for mark in RUNPOD_MARKS)
     for name in FIELDS:
-        for variable in (env_name(name), PLATFORM_ENV.get(name)):
+        theirs = RUNPOD_ENV.get(name, ()) if on_runpod else ()
+        for variable in (*theirs, env_name(name), PLATFORM_ENV.get(name)):
             text = environ.get(variable, "") if variable else ""
+            if variable in theirs:
+                text = _RUNPOD_WORDS.get(variable, {}).get(text, text)
             # Kubernetes sets PILOTLIGHT_PORT=tcp://... beside a service of that name.
             if text and not (name == "port" and text.startswith("tcp://")):
                 values[name] = _split(name, text)

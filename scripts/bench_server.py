@@ -21,26 +21,36 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in 
 START_TIMEOUT = 300.0  # s, for a server to accept connections
 
 
-class Server:
-    """`pilotlight serve` in processes of its own, until `stop`."""
+def our_command(model: str, flags: list[str]) -> list[str]:
+    return [sys.executable, "-m", "pilotlight", "serve", model, "--port", "{port}", *flags]
 
-    def __init__(self, model: str, flags: list[str], log: Path) -> None:
+
+class Server:
+    """A server in processes of its own, until `stop`. In its command, {port} is the port that it is given."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        self.model = model
         self.log = log
-        command = [sys.executable, "-m", "pilotlight", "serve", model, "--port", str(port), *flags]
+        command = [word.replace("{port}", str(port)) for word in command]
         self.started = time.monotonic()
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, env=ENVIRONMENT, stdout=output, stderr=output)
         self.address = ("127.0.0.1", port)
 
-    def connect(self) -> None:
-        """Returns as soon as the port accepts, which is before the engine is ready: requests are held until then."""
+    def connect(self, health: str = "") -> None:
+        """Returns as soon as the port accepts; that is before our engine is ready, and requests are held until then.
+
+        health: a path that has to answer 200 as well, for servers that refuse requests while they load.
+        """
         while True:
-            with contextlib.suppress(OSError), socket.create_connection(self.address, timeout=10):
-                return
+            with contextlib.suppress(OSError), socket.create_connection(self.address, timeout=10) as connection:
+                if not health:
+                    return
+                connection.sendall(f"GET {health} HTTP/1.0\r\n\r\n".encode())
+                if b" 200 " in connection.makefile("rb").readline():
+                    return
             if self.process.poll() is not None or time.monotonic() - self.started > START_TIMEOUT:
                 self.stop()
                 raise SystemExit(f"the server did not start:\n{self.log.read_text()[-4000:]}")

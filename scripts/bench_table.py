@@ -1,54 +1,56 @@
-"""README's table of a benchmark, made from its JSON. scripts/make_docs puts it between the markers."""
+"""README's table of benchmarks, made from their JSON. scripts/make_docs puts it between the markers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 BEGIN, END = "<!-- benchmarks:begin -->\n", "<!-- benchmarks:end -->\n"
 
 
-def insert(page: str, source: str, result: dict[str, Any]) -> str:
-    """`page` with the table of `result`, read from the file named `source`, between its markers."""
+def insert(page: str, results: Mapping[str, dict[str, Any]]) -> str:
+    """`page` with the table of `results`, each by the file that it was read from, between its markers."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return before + BEGIN + table(source, result) + END + after
+    return before + BEGIN + table(results) + END + after
 
 
-def table(source: str, result: dict[str, Any]) -> str:
-    counts = list(result["streams"]["pilotlight"])
-    head = [
-        "",
-        *(f"{count} stream{'s' if count != '1' else ''}" for count in counts),
-        "start to first token",
-        "memory",
-    ]
-    lines = [row(head), row("---" for _ in head)]
-    for side, by_count in result["streams"].items():
-        cells = [f"{by_count[count]['tokens_per_s']:.0f} tokens/s" for count in counts]
-        lines.append(
-            row([side, *cells, f"{result['start_to_first_token'][side]['seconds']:.2f} s", memory(result, side)])
-        )
-    machine, versions = result["machine"], result["versions"]
-    peer = f", transformers {versions['transformers']}, torch {versions['torch']}" if "torch" in versions else ""
-    ours = ", ".join(
-        f"{entry['ttft_ms']:.0f} ms and {entry['tpot_ms']:.0f} ms at {count}"
-        for count, entry in result["streams"]["pilotlight"].items()
+def table(results: Mapping[str, dict[str, Any]]) -> str:
+    """A row for each side of each file, and the first file's figure."""
+    first, result = next(iter(results.items()))
+    columns = list(result["streams"]["pilotlight"])
+    titles = {"1": "1 stream", "prefill": f"prompt of {result['prefill_tokens']}"}
+    lines = [row(["tokens/s", *(titles.get(column, f"{column} streams") for column in columns), "memory"])]
+    lines.append(row("---" for _ in [*columns, "", ""]))
+    for each in results.values():
+        for side, figures in each["streams"].items():
+            cells = [f"{figures[column]['tokens_per_s']:.0f}" if column in figures else "" for column in columns]
+            name = f"{each['model']} {each['dtype']}: {side}"
+            lines.append(row([name, *cells, memory(each, side)]))
+    machine = result["machine"]
+    starts = result["start_to_first_token"]["pilotlight"]["seconds"]
+    times = ", ".join(
+        f"{entry['ttft_ms']:.0f} ms and {entry['tpot_ms']:.1f} ms at {column}"
+        for column, entry in result["streams"]["pilotlight"].items()
+        if column != "prefill"
+    )
+    sources = ", ".join(
+        f"[{source}]({source}), {each['output_tokens']} tokens out" for source, each in results.items()
     )
     lines += [
         "",
-        f"{result['model']} in fp32 over HTTP with streaming, beside transformers' `generate` in process: "
-        f"{result['prompt_tokens']} tokens in, {result['output_tokens']} out, {machine['cores']} cores "
-        f"({machine['cpu']}), numpy {versions['numpy']}{peer}; medians of {result['rounds']} rounds in turn. "
-        f"Time to first token and per token after it: {ours}. "
-        f"[{source}]({source}) has every round and the command; `scripts/plot_benchmarks` draws the chart.",
+        f"Over HTTP with streaming, {result['prompt_tokens']} tokens in, {machine['cores']} cores ({machine['cpu']}, "
+        f"{', '.join(machine['features'])}); medians of {result['rounds']} rounds in turn. Of the first row, time to "
+        f"first token and per token after it: {times}; from the process's start to its first token {starts:.2f} s. "
+        "Memory is the peak of the resident sets, mapped weights and kept prompts included. Every round, and the "
+        f"commands with the peers' flags: {sources}.",
         "",
-        f"![tokens per second over streams](docs/benchmark-{source.rpartition('/')[2].removesuffix('.json')}.svg)",
+        f"![tokens per second over streams](docs/benchmark-{first.rpartition('/')[2].removesuffix('.json')}.svg)",
         "",
     ]
     return "\n".join(lines)
 
 
 def memory(result: dict[str, Any], side: str) -> str:
-    """Peak of the resident sets; ours in two processes."""
+    """Peak of the resident sets, the mapped weights included; ours in two processes."""
     if side in result["memory"]:
         return f"{result['memory'][side]['peak_rss_mb']:.0f} MB"
     return " + ".join(f"{result['memory'][process]['peak_rss_mb']:.0f}" for process in ("front", "engine")) + " MB"

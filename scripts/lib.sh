@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Shared by the scripts beside it: the virtual environment, pinned installs, the demo model.
+# Shared by the scripts beside it: the virtual environment, pinned installs, the CPU library, the demo model.
 # Source it from bash; it leaves the shell in the project's root.
 #
 # VENV=DIR     where the virtual environment lies (default: .venv)
@@ -90,12 +90,20 @@ has_cpu_torch() {
   "$VENV/bin/python" -m pip install --quiet --dry-run --no-deps "$(grep '^torch==' constraints.txt)+cpu" 2>/dev/null
 }
 
-# The snapshot of the demo model under models/, made once.
+# The CPU library beside its sources, made again where they have changed.
+build_native() {
+  command -v g++ >/dev/null || command -v clang++ >/dev/null || install compiler
+  "$VENV/bin/pilotlight" build native >&2
+}
+
+# build_demo_model [DTYPE]: the snapshot of the demo model, in bfloat16 or in DTYPE, made once; DEMO_SNAPSHOT says where.
 build_demo_model() {
-  local gguf
-  [ ! -f "$DEMO_MODEL/manifest.json" ] || return 0
+  local gguf dtype=${1:-bfloat16}
+  DEMO_SNAPSHOT=$DEMO_MODEL
+  [ "$dtype" = bfloat16 ] || DEMO_SNAPSHOT=$DEMO_MODEL-$dtype
+  [ ! -f "$DEMO_SNAPSHOT/manifest.json" ] || return 0
   say "Getting the demo model, SmolLM2-135M-Instruct (93 MB)"
   gguf=$("$VENV/bin/python" scripts/get_demo_model models)
-  say "Building its snapshot in $DEMO_MODEL"
-  "$VENV/bin/pilotlight" build snapshot "$gguf" -o "$DEMO_MODEL" >&2
+  say "Building its snapshot in $DEMO_SNAPSHOT"
+  "$VENV/bin/pilotlight" build snapshot "$gguf" --dtype "$dtype" -o "$DEMO_SNAPSHOT" >&2
 }

@@ -46,12 +46,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def demo_snapshot() -> Path:
-    """SmolLM2-135M-Instruct in fp32: where PILOTLIGHT_DEMO_SNAPSHOT says, else scripts/demo's, made if need be."""
+    """SmolLM2-135M-Instruct in fp32: where PILOTLIGHT_DEMO_SNAPSHOT says, else in models/, made if need be."""
     given = os.environ.get("PILOTLIGHT_DEMO_SNAPSHOT")
     if given:
         return Path(given)
     # lib.sh changes into the project's root; what it prints last is the snapshot's directory there.
-    script = '. "$0/scripts/lib.sh" && build_demo_model && printf "%s" "$DEMO_MODEL"'
+    script = '. "$0/scripts/lib.sh" && build_demo_model float32 && printf "%s" "$DEMO_SNAPSHOT"'
     environment = os.environ | {"VENV": sys.prefix}
     done = subprocess.run(["bash", "-c", script, str(ROOT)], env=environment, stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0, "scripts/lib.sh could not build the demo model; what it said stands above"

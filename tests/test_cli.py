@@ -34,6 +34,7 @@ def test_help_names_every_subcommand(words: list[str], capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     assert "serve MODEL" in out
     assert "build snapshot SOURCE" in out
+    assert "build native" in out
     assert "build kernels" in out
 
 

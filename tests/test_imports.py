@@ -18,7 +18,7 @@ APP = ROOT / "app"
 MAY_IMPORT = {
     "__init__": {"llm"},
     "__main__": {"cli"},
-    "cli": {"__init__", "build", "errors", "front"},
+    "cli": {"__init__", "build", "deploy", "errors", "front"},
     "errors": set(),
     "settings": {"errors"},
     "messages": {"settings"},
@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "engine": {"errors", "messages", "model", "device", "settings", "timeline"},
     "model": {"device", "errors", "messages", "settings", "timeline"},
     "device": {"errors", "messages", "settings"},
+    "deploy": {"__init__", "errors", "settings"},
     "build": {"__init__", "device", "errors", "model", "source", "text"},
 }
 # Packages from elsewhere: where each may be imported at all.
@@ -38,26 +39,32 @@ THIRD_PARTY = {
     "cuda": {"build", "device"},
     "huggingface_hub": {"build"},
     "jinja2": {"text"},
-    "msgspec": {"settings", "messages", "params", "front", "engine", "device", "build", "llm"},
+    "msgspec": {"settings", "messages", "params", "front", "engine", "device", "build", "deploy", "llm"},
     "numpy": {"engine", "model", "device", "build"},
     "orjson": {"front", "text", "model", "build"},
+    "runpod": {"front"},
     "safetensors": {"build"},
     "starlette": {"front"},
     "tokenizers": {"text", "build"},
     "tqdm": {"build", "llm"},
     "uvicorn": {"front"},
+    "yaml": {"deploy"},
 }
 # What these processes must not have loaded once they stand ready to work.
 ABSENT = {
     "pilotlight": ["msgspec", "numpy", "argparse", "asyncio", "pilotlight.cli", "pilotlight.llm"],
-    "pilotlight.cli": ["msgspec", "numpy", "argparse", "asyncio", "pilotlight.front", "pilotlight.build"],
+    "pilotlight.cli": [
+        "msgspec", "numpy", "argparse", "asyncio", "pilotlight.front", "pilotlight.build", "pilotlight.deploy",
+    ],
     "pilotlight.front.main": [
         "numpy", "jinja2", "difflib", "argparse", "torch", "transformers",
         "pilotlight.engine", "pilotlight.model", "pilotlight.device", "pilotlight.build", "pilotlight.llm",
+        "pilotlight.deploy", "yaml", "pilotlight.front.runpod", "runpod",
     ],
+    "pilotlight.front.server": ["pilotlight.front.runpod", "runpod", "aiohttp", "requests"],
     "pilotlight.engine.__main__": [
         "asyncio", "starlette", "uvicorn", "tokenizers", "jinja2", "difflib", "argparse", "torch", "transformers",
-        "pilotlight.front", "pilotlight.text", "pilotlight.build", "pilotlight.llm",
+        "pilotlight.front", "pilotlight.text", "pilotlight.build", "pilotlight.llm", "pilotlight.deploy", "yaml",
     ],
 }  # fmt: skip
 
@@ -122,8 +129,11 @@ def test_one_file_of_the_devices_imports_the_cuda_bindings() -> None:
 def test_packages_from_elsewhere_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["build"], *extras["kernels"]]
-    names = {requirement.split(">")[0].replace("cuda-bindings", "cuda") for requirement in declared}
+    optional = [requirement for name in ("build", "deploy", "kernels", "runpod") for requirement in extras[name]]
+    declared = [*project["dependencies"], *optional]
+    imported_as = {"cuda-bindings": "cuda", "pyyaml": "yaml"}
+    named = [requirement.split(">")[0] for requirement in declared]
+    names = {imported_as.get(name, name) for name in named}
     compilers = {name for name in names if name.startswith("nvidia-")}  # programs and libraries, not imported
     assert names - compilers == set(THIRD_PARTY)
 

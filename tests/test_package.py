@@ -22,8 +22,9 @@ from tests.tokenizers import byte_tokenizer
 
 ROOT = Path(__file__).parent.parent
 APP = ROOT / "app"
+CPU = ROOT / "kernels" / "cpu"
 PTX = ROOT / "ptx"
-CUBIN = b"cubin"
+CUBIN, LIBRARY = b"cubin", b"library"
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     shutil.copytree(APP, source / "app", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(CPU, source / "kernels" / "cpu", ignore=shutil.ignore_patterns("*.so"))
+    (source / "kernels" / "cpu" / "libpilotlight_cpu.mine.so").write_bytes(LIBRARY)  # as in an image's build
     shutil.copytree(PTX, source / "ptx", ignore=shutil.ignore_patterns("sm_*"))
     (source / "ptx" / "sm_80").mkdir()
     (source / "ptx" / "sm_80" / "norm.cubin").write_bytes(CUBIN)  # as in an image's build
@@ -71,7 +74,8 @@ def test_wheel_holds_the_whole_of_app_and_the_kernels(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     ours |= {f"pilotlight/ptx/{path.name}" for path in PTX.iterdir() if path.is_file()}
-    ours.add("pilotlight/ptx/sm_80/norm.cubin")
+    ours |= {f"pilotlight/cpu/{path.name}" for path in CPU.iterdir() if path.suffix != ".so"}
+    ours |= {"pilotlight/ptx/sm_80/norm.cubin", "pilotlight/cpu/libpilotlight_cpu.mine.so"}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == ours
@@ -79,7 +83,7 @@ def test_wheel_holds_the_whole_of_app_and_the_kernels(wheel: Path) -> None:
 
 def test_package_list_names_every_package() -> None:
     found = [".".join(("pilotlight", *path.parent.relative_to(APP).parts)) for path in APP.rglob("__init__.py")]
-    assert sorted(PYPROJECT["tool"]["setuptools"]["packages"]) == sorted([*found, "pilotlight.ptx"])
+    assert sorted(PYPROJECT["tool"]["setuptools"]["packages"]) == sorted([*found, "pilotlight.cpu", "pilotlight.ptx"])
 
 
 def test_version_is_one(wheel: Path) -> None:
@@ -104,6 +108,14 @@ def test_installed_package_finds_its_kernels(environment: Path) -> None:
     assert where.is_relative_to(environment)
     assert (where / "manifest.json").read_bytes() == (PTX / "manifest.json").read_bytes()
     assert (where / "sm_80" / "norm.cubin").read_bytes() == CUBIN
+
+
+def test_installed_package_builds_its_cpu_library(environment: Path) -> None:
+    found = run(
+        environment, "python", "-c", "from pilotlight.device.native_library import find; print(find())"
+    ).strip()
+    assert Path(found).is_relative_to(environment)
+    assert (Path(found).parent / "abi.h").read_bytes() == (CPU / "abi.h").read_bytes()
 
 
 @pytest.fixture

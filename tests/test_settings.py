@@ -41,6 +41,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "startup_timeout": ("1.5", 1.5),
     "engine_timeout": ("20", 20.0),
     "max_engine_deaths": ("1", 1),
+    "runpod_queue": ("true", True),
     "verify": ("true", True),
     "log_level": ("debug", "debug"),
 }
