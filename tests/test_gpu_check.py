@@ -165,7 +165,7 @@ Run = Callable[..., tuple[int, dict[str, dict[str, Any]]]]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
     """Runs these sources as the steps: the exit code, and the steps' results."""
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setenv("GPU_CHECK_PYTHON", sys.executable)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(check, "_LEAST_SECONDS", 0.0)
@@ -180,7 +180,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
         return code, steps_of(output)
 
     yield run_all
-    signal.signal(signal.SIGTERM, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def test_a_step_that_fails_is_told_and_the_others_run(run: Run) -> None:

@@ -47,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
     except raw.NoGpuError as why:
         print(f"gpu_check: {why}", file=sys.stderr)
         return NO_GPU
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in a shell's background
+        signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.scratch) as scratch:
         python = os.environ.get("GPU_CHECK_PYTHON") or install()
         environment = step_environment(python, options.gpu, Path(scratch))
