@@ -13,7 +13,6 @@ import os
 import platform
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,7 +81,10 @@ def build_native(source: Path, library: Path, extra: Sequence[str] = (), *, anew
         with _alone(library.parent):
             if stands(library, digest) and not anew:
                 return False
-            with _said(f"compiling {source}"), tempfile.TemporaryDirectory(prefix="pilotlight-") as scratch:
+            with (
+                native_compiler.saying(f"compiling {source}"),
+                tempfile.TemporaryDirectory(prefix="pilotlight-") as scratch,
+            ):
                 _build(units, library, digest, extra, Path(scratch))
     except OSError as error:
         raise UnavailableError(f"{error.filename or library}: {error.strerror}; {library} is as it was") from error
@@ -138,18 +140,6 @@ def _alone(place: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _said(line: str) -> Iterator[None]:
-    """Says on stderr what takes so long, after two seconds."""
-    timer = threading.Timer(2, lambda: print(line, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

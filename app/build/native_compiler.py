@@ -3,6 +3,7 @@
 Apart from what is built with it: the CPU device's library, and the tests' stand-in for a GPU.
 """
 
+import contextlib
 import importlib.util
 import os
 import platform
@@ -10,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -60,3 +63,15 @@ def make(target: Path, *arguments: str) -> str:
     finally:
         Path(scratch).unlink(missing_ok=True)
     return done.stderr
+
+
+@contextlib.contextmanager
+def saying(line: str) -> Iterator[None]:
+    """Says on stderr what takes so long, after two seconds."""
+    timer = threading.Timer(2, lambda: print(line, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

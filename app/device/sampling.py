@@ -123,13 +123,6 @@ def _adjust(values: Float32, row: SampleRow) -> bool:
     return adjusted
 
 
-def pack_mask(tokens: Sequence[int]) -> MaskWords:
-    """The mask that allows `tokens` and no other."""
-    bits = np.zeros(max(tokens, default=0) // 32 * 32 + 32, np.bool_)
-    bits[list(tokens)] = True
-    return np.packbits(bits, bitorder="little").view("<u4")
-
-
 def unpack_mask(words: MaskWords, vocab: int) -> NDArray[np.bool_]:
     """Which of the vocabulary's tokens the mask allows: [vocab]."""
     allowed = np.zeros(vocab, np.bool_)

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from pilotlight.device.base import MaskWords, SampleRow
 from pilotlight.device.random import bits_of_all, stream_key
-from pilotlight.device.sampling import pack_mask, sample, score, threshold, unpack_mask
+from pilotlight.device.sampling import sample, score, threshold, unpack_mask
 from pilotlight.messages import Sampling
 from tests.device import chi_square
+from tests.device.masks import pack_mask
 
 LOGITS = np.array([1.5, 0.2, -0.4, 2.0, 0.9, -1.3, 0.0, 1.1, -2.2, 0.6, -0.1, 1.7], np.float32)
 

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -72,7 +71,7 @@ def build(sources: Path = SOURCES, cached: Path = CACHE) -> Path:
 
 def _build(library: Path, units: list[Path], keys: list[str]) -> None:
     cached = library.parents[1]
-    with _alone(cached), _progress("building the soft GPU (tests/softgpu/src)"):
+    with _alone(cached), native_compiler.saying("building the soft GPU (tests/softgpu/src)"):
         objects = [cached / f"{unit.stem}-{key}.o" for unit, key in zip(units, keys, strict=True)]
         missing = [(unit, target) for unit, target in zip(units, objects, strict=True) if not target.exists()]
         with ThreadPoolExecutor(2) as pool:
@@ -105,17 +104,6 @@ def _alone(cached: Path) -> Iterator[None]:
     with open(cached / "build.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-@contextlib.contextmanager
-def _progress(line: str) -> Iterator[None]:
-    timer = threading.Timer(2, lambda: print(line, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _key(unit: Path) -> str:

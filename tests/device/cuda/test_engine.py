@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pilotlight.build.snapshot import build_snapshot
-from pilotlight.device.sampling import pack_mask
 from pilotlight.messages import Submit
 from pilotlight.model.model import Model
+from tests.device.masks import pack_mask
 from tests.engine.conftest import CHAIN
 from tests.engine.oracle import Collector, drain, engine_of, run_all, submit
 from tests.engine.test_real_models import SmallPool, assert_same, prompt_of, solo

@@ -20,6 +20,7 @@ from pilotlight.device.random import stream_key
 from pilotlight.engine.engine import Engine
 from pilotlight.messages import Output, Sampling, Submit, TokenLogprob
 from pilotlight.model.model import Model, Running
+from tests.device.masks import pack_mask
 from tests.model.harness import Runner, load
 from tests.models import llama_tensors
 
@@ -143,7 +144,7 @@ def requests(random: np.random.Generator, vocab: int, count: int) -> list[Submit
             "min_tokens": some([1, longest]),
             "stop_token_ids": ids(5),
             "eos_token_ids": (*ids(5), vocab + 5),
-            "allowed_tokens": sampling.pack_mask(ids(some([1, 3, 40]))).tobytes(),
+            "allowed_tokens": pack_mask(ids(some([1, 3, 40]))).tobytes(),
             "logprobs": some([0, 1, 20]),
             "prompt_logprobs": some([0, 2, 20]),
         }

@@ -15,10 +15,10 @@ from pilotlight.device.cuda.device import CudaDevice
 from pilotlight.device.cuda.errors import DeviceLostError, failure
 from pilotlight.device.cuda.graphs import Key, buckets
 from pilotlight.device.random import stream_key
-from pilotlight.device.sampling import pack_mask
 from pilotlight.messages import Sampling
 from pilotlight.model.model import Model
 from tests import softgpu
+from tests.device.masks import pack_mask
 from tests.model.harness import Context, Runner
 from tests.models import llama_tensors
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from pilotlight.device.sampling import pack_mask
 from pilotlight.engine.engine import Engine
 from pilotlight.engine.worker import Line, serve
 from pilotlight.messages import Sampling, Shutdown, StepDone, Submit
 from pilotlight.model.model import Model
+from tests.device.masks import pack_mask
 from tests.engine.test_worker import Front
 from tests.model.harness import load
 from tests.models import llama_tensors

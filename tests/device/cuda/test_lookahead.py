@@ -9,9 +9,9 @@ import pytest
 
 from pilotlight.device.base import SampleRow
 from pilotlight.device.random import stream_key
-from pilotlight.device.sampling import pack_mask
 from pilotlight.messages import Sampling
 from pilotlight.model.model import Model, Running
+from tests.device.masks import pack_mask
 from tests.model.harness import Context, Runner
 from tests.models import llama_tensors, write_checkpoint
 

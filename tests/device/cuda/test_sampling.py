@@ -14,9 +14,9 @@ from pilotlight.device.cuda import sample
 from pilotlight.device.cuda.device import CudaDevice
 from pilotlight.device.cuda.records import MOST_CHANGES
 from pilotlight.device.random import stream_key
-from pilotlight.device.sampling import pack_mask
 from pilotlight.messages import Sampling, TokenLogprob
 from pilotlight.model.model import Model
+from tests.device.masks import pack_mask
 from tests.model.harness import Context, Runner, sample_at
 from tests.models import llama_tensors
 

@@ -14,6 +14,7 @@ from pilotlight.device.base import Batch, SampleRow
 from pilotlight.device.native_sampling import Found, Sampler
 from pilotlight.device.random import stream_key
 from pilotlight.messages import Sampling, TokenLogprob
+from tests.device.masks import pack_mask
 
 from .conftest import opened
 from .memory import buffer, copy
@@ -28,7 +29,7 @@ def row(changes: dict[str, Any], number: int, vocab: int, mask: Sequence[int] | 
     """Some prompt and output that have tokens in common."""
     ids = np.random.default_rng(number)
     prompt, output = ids.integers(0, vocab, 30).tolist(), ids.integers(0, min(vocab, 50), 12).tolist()
-    words = None if mask is None else sampling.pack_mask(mask)
+    words = None if mask is None else pack_mask(mask)
     parameters = Sampling(**{"max_tokens": 9} | changes)
     return SampleRow(parameters, stream_key(number, 0, 0), prompt, output, None if words is None else lambda: words)
 
