@@ -15,6 +15,7 @@ Name = Annotated[str, Meta(pattern=r"^[a-z]([-a-z0-9]{0,47}[a-z0-9])?$")]  # of 
 Image = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")]
 Address = Annotated[str, Meta(pattern=r"^([0-9.]+|\[[0-9A-Fa-f:]+\])$")]
 Text = Annotated[str, Meta(pattern=r"^\S+$")]
+GpuType = Annotated[str, Meta(pattern=r"^\s*[^-\s]")]  # "NVIDIA L4"; RunPod refuses a leading "-"
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=86400)]
 Gigabytes = Annotated[float, Meta(gt=0, le=10000)]
@@ -85,7 +86,7 @@ class RunPod(_Section, frozen=True):
         Literal["OFF", "FLASHBOOT", "PRIORITY_FLASHBOOT"], Meta(description="cold starts from a kept state")
     ] = "FLASHBOOT"
     pools: Annotated[tuple[Text, ...], Meta(description="GPU pools, instead of those that `gpu` leads to")] = ()
-    excluded_types: Annotated[tuple[str, ...], Meta(description="GPU types to leave out of the pools")] = ()
+    excluded_types: Annotated[tuple[GpuType, ...], Meta(description="names of GPU types to leave out")] = ()
     disk: Annotated[Positive | None, Meta(description="GB of container disk")] = None
     registry: Annotated[Text | None, Meta(description="id of the credential for a private image")] = None
     data_centers: Annotated[tuple[Text, ...], Meta(description="where workers may run (default: anywhere)")] = ()

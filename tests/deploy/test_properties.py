@@ -24,6 +24,7 @@ names = st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 printed = st.text(st.characters(categories=("L", "N", "P", "S"), include_characters=" "), max_size=12)
 images = st.from_regex(r"[a-z0-9]{1,5}(/[a-z0-9._-]{1,5}){0,2}(:[a-z0-9]{1,5})?", fullmatch=True)
 words = st.from_regex(r"[A-Za-z0-9_.:-]{1,12}", fullmatch=True)
+gpu_types = words.filter(lambda word: not word.startswith("-"))
 variables = st.from_regex(r"X_[A-Z0-9_]{0,8}X", fullmatch=True)  # none that looks like a secret or is the server's
 scalars = printed | st.integers() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False)
 gigabytes = st.floats(0.125, 9, width=32) | st.integers(1, 9)
@@ -60,8 +61,8 @@ def descriptions(draw: st.DrawFn) -> dict[str, Any]:
             "runpod": section(
                 type=st.sampled_from(["LOAD_BALANCER", "QUEUE"]), health=st.sampled_from(["/ping", "/health"]),
                 queue_delay=st.floats(0.5, 3600), flashboot=st.sampled_from(["OFF", "FLASHBOOT"]), pools=some,
-                excluded_types=st.lists(words, max_size=2, unique=True), disk=st.integers(1, 1000), registry=words,
-                data_centers=some, network_volumes=some,
+                excluded_types=st.lists(gpu_types, max_size=2, unique=True), disk=st.integers(1, 1000),
+                registry=words, data_centers=some, network_volumes=some,
             ),
             "modal": section(form=st.sampled_from(["web_server", "server"]), proxy_auth=st.booleans(), gpus=some,
                              region=words, volume=words),

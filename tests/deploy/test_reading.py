@@ -35,6 +35,10 @@ STRUCTURE = [
     ("name: a\ngpu: {memory: 24}\n", "d.yml:1: image: is missing; image in a registry that the platform can reach"),
     (HEAD + "scalling:\n  min: 0\n", "d.yml:5: scalling: is no field here; did you mean scaling?"),
     (HEAD + "scaling:\n  min: 0\n  maxx: 2\n", "d.yml:7: scaling.maxx: is no field here; did you mean max?"),
+    (
+        HEAD + "runpod:\n  excluded_types: [NVIDIA L4, '-']\n",
+        "d.yml:6: runpod.excluded_types[1]: expected text, found '-'; names of GPU types to leave out",
+    ),
     (HEAD + "scaling:\n  max: 0\n", "d.yml:6: scaling.max: expected a whole number >= 1, found 0; most replicas"),
     (HEAD + "scaling:\n  max: 2.5\n", "d.yml:6: scaling.max: expected a whole number, found 2.5; most replicas"),
     (HEAD + "scaling: 3\n", "d.yml:5: scaling: expected a mapping, found 3; how many replicas, and when"),
