@@ -81,6 +81,8 @@ def build_native(source: Path, library: Path, extra: Sequence[str] = (), *, anew
         with _alone(library.parent):
             if stands(library, digest) and not anew:
                 return False
+            with tempfile.TemporaryFile(dir=library.parent):  # whether it may be written, before what takes long
+                pass
             with (
                 native_compiler.saying(f"compiling {source}"),
                 tempfile.TemporaryDirectory(prefix="pilotlight-") as scratch,

@@ -9,12 +9,16 @@ import mmap
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ..errors import ModelDataError
-from .layout import Extent, Layout, Placed
+import numpy as np
 
-_MADV_POPULATE_READ = 22  # from Linux's mman-common.h; Python has no name for it
+from ..errors import ModelDataError
+from ..messages import Span
+from ..timeline import Timeline
+from .layout import Extent, Layout, Placed
+from .read_ahead import POPULATE_READ, is_begun, mapping_of
 
 
 def tensors_of(layout: Layout) -> Iterator[tuple[Placed, list[memoryview]]]:
@@ -29,6 +33,13 @@ def tensors_of(layout: Layout) -> Iterator[tuple[Placed, list[memoryview]]]:
         end = tensor.offset + tensor.nbytes
         covering = extents[bisect_right(starts, tensor.offset) - 1 : bisect_left(starts, end)]
         yield tensor, [_piece(files, extent, tensor.offset, end) for extent in covering]
+
+
+def loading(layout: Layout, timeline: Timeline) -> AbstractContextManager[Span]:
+    """A span for using `tensors_of`: it moves the bytes, or waits where they are being read (read_ahead.py)."""
+    if any(is_begun(extent.file) for extent in layout.extents):
+        return timeline.span("wait for weights", after="weights")
+    return timeline.span("weights", layout.nbytes)
 
 
 def _piece(files: dict[Path, memoryview], extent: Extent, start: int, end: int) -> memoryview:
@@ -47,8 +58,26 @@ def _piece(files: dict[Path, memoryview], extent: Extent, start: int, end: int) 
     return view
 
 
+def forget(piece: memoryview) -> None:
+    """Gives back the memory of a piece that was copied; the file's pages stay in the page cache, and come if read."""
+    mapping = piece.obj
+    if isinstance(mapping, mmap.mmap) and len(piece):
+        start = _address(piece) - _address(memoryview(mapping))
+        first = start + -start % mmap.PAGESIZE
+        whole = (start + len(piece) - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if whole > 0:
+            mapping.madvise(mmap.MADV_DONTNEED, first, whole)
+
+
+def _address(view: memoryview) -> int:
+    return np.frombuffer(view, np.uint8).ctypes.data
+
+
 def _map(file: Path) -> memoryview:
     try:
+        begun = mapping_of(file)
+        if begun is not None:
+            return begun
         with open(file, "rb") as stream:
             if os.fstat(stream.fileno()).st_size == 0:  # which mmap refuses
                 return memoryview(b"")
@@ -63,7 +92,7 @@ def _read_in(mapping: mmap.mmap) -> None:
     """Reads the file and fills the page table now, in one call, and not by a fault for each page later."""
     mapping.madvise(mmap.MADV_WILLNEED)
     try:
-        mapping.madvise(_MADV_POPULATE_READ)
+        mapping.madvise(POPULATE_READ)
     except OSError as error:
         if error.errno != errno.EINVAL:  # a kernel before 5.14
             raise

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..timeline import Timeline
 from . import host
 from . import native_abi as abi
 from .base import Activation, AttentionShape, Batch, Float32, R, Sampled, Stage, StepShape
 from .layout import Layout
+from .mapped import loading
 from .native_library import Library, Program
 from .native_places import Places, Slab, anonymous, place
 from .native_sampling import Found, Sampler
@@ -63,6 +65,7 @@ class NativeDevice:
 
     def __init__(self, library: Library) -> None:
         self._library = library
+        self.title = f"cpu native {library.level}"
         self.dtype = ""
         self._kv_type = abi.F32
         self._cache: abi.Cache
@@ -87,8 +90,9 @@ class NativeDevice:
         self.dtype, self._kv_type = _DTYPES[dtype], abi.F32 if dtype == "F32" else abi.F16
         return loaded_bytes(layout)
 
-    def load(self, layout: Layout) -> dict[str, Weight]:
-        return load_weights(layout)
+    def load(self, layout: Layout, timeline: Timeline) -> dict[str, Weight]:
+        with loading(layout, timeline):
+            return load_weights(layout)
 
     def page_bytes(self, shape: AttentionShape) -> int:
         itemsize = 4 if self._kv_type == abi.F32 else 2

@@ -1,6 +1,7 @@
 """Weights for the CPU library: matrices lie where the file is mapped, in the file's own dtype; vectors are fp32.
 
-A matrix that the checkpoint has in several pieces (q, k and v of a Hugging Face directory) is put together once.
+A matrix that the checkpoint has in several pieces (q, k and v of a Hugging Face directory) is put together once, and
+its pieces are then no longer kept in memory.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from . import native_abi as abi
 from .base import Float32
 from .layout import SCALE_SUFFIX, STORED_BYTES, Layout, Placed
-from .mapped import tensors_of
+from .mapped import forget, tensors_of
 from .numpy_weights import widened
 
 _TYPES = {"F32": abi.F32, "F16": abi.F16, "BF16": abi.BF16, "I8": abi.I8}
@@ -59,6 +60,8 @@ def _matrix(tensor: Placed, views: Sequence[memoryview], scales: Float32 | None)
     memory = np.frombuffer(views[0], np.uint8)
     if len(views) > 1 or memory.ctypes.data % STORED_BYTES[tensor.dtype]:
         memory = np.concatenate([np.frombuffer(view, np.uint8) for view in views])
+        for view in views:
+            forget(view)
     rows, columns = tensor.shape
     scale = None if scales is None else scales.ctypes.data
     return Matrix(abi.Matrix(memory.ctypes.data, scale, rows, columns, _TYPES[tensor.dtype]), memory, scales)

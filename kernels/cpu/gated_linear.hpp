@@ -1,8 +1,8 @@
 // The gated layer: two linear layers, gate and up, whose outputs meet as activation(gate) * up before they are stored.
 // Apart from linear.hpp because of what lies between the tiles and the output.
 //
-// A tile's rows get kBand outputs of the gate and as many of up, in a buffer that stays in the first-level cache; then
-// these are joined a vector at a time.
+// The rows that are near get a few outputs of the gate and as many of up, in buffers that stay in the first-level
+// cache; then these are joined a vector at a time.
 #pragma once
 
 #include "activation.hpp"
@@ -10,21 +10,6 @@
 
 namespace pilotlight {
 namespace {
-
-// Outputs first to first + kBand of one half of the weights, for the rows of a tile.
-template <class Weights>
-inline void multiply_band(const PlMatrix& weight, int first, int end, const float* bias, const char* packed,
-                          int64_t row_bytes, int rows, bool first_use, float (*out)[kBand]) {
-    for (int n = 0; n < kBand && first + n < end; n += 4) {
-        const Quad<Weights> quad(weight, first + n, end);
-        const Four b = bias ? load_first<Four>(bias + first + n, end - first - n < 4 ? end - first - n : 4) : Four{};
-        Four y[kTileRows];
-        multiply<Weights>(packed, row_bytes, rows, quad, weight.columns, first_use, y);
-        for (int i = 0; i < rows; ++i) {
-            store(out[i] + n, y[i] + b);
-        }
-    }
-}
 
 template <class Weights>
 inline void gated_linear_of(Team& team, const PlGatedLinear& op) {
@@ -36,23 +21,24 @@ inline void gated_linear_of(Team& team, const PlGatedLinear& op) {
     char* const packed = static_cast<char*>(op.packed);
     const int64_t row_bytes = Weights::row_bytes(columns);
     pack_rows<Weights>(team, op.x, rows, columns, packed);
-    const Cut cut(rows, outputs, 2 * columns * static_cast<int64_t>(sizeof(typename Weights::Element)), row_bytes);
+    const Cut cut(team.threads(), rows, outputs, 2 * columns * static_cast<int64_t>(sizeof(typename Weights::Element)));
     team.each(cut.bands * cut.blocks, [&](int piece, int) {
-        cut.each_near<kBand>(piece, [&](int first_row, int near, int n, int count) {
-            for (int m = 0; m < near; m += kTileRows) {
-                const int row = first_row + m, tile = near - m < kTileRows ? near - m : kTileRows;
-                const char* const x = packed + row * row_bytes;
-                alignas(64) float gate[kTileRows][kBand] = {}, up[kTileRows][kBand] = {};
-                multiply_band<Weights>(weight, n, outputs, op.bias, x, row_bytes, tile, m == 0, gate);
-                multiply_band<Weights>(weight, outputs + n, 2 * outputs, op.bias, x, row_bytes, tile, m == 0, up);
-                for (int i = 0; i < tile; ++i) {
-                    for (int j = 0; j < kBand; j += kWidth) {
-                        const Floats activated_gate = activated(load<Floats>(gate[i] + j), op.activation);
-                        store(gate[i] + j, activated_gate * load<Floats>(up[i] + j));
-                    }
-                    memcpy(op.out + static_cast<int64_t>(row + i) * outputs + n, gate[i],
-                           static_cast<size_t>(count) * sizeof(float));
+        cut.each_near(piece, [&](int row, int near, int n, int count) {
+            constexpr int width = 4 * kQuads;
+            alignas(64) float gate[kNearRows][width], up[kNearRows][width];
+            const char* const x = packed + row * row_bytes;
+            const float* const bias = op.bias ? op.bias + n : nullptr;
+            multiply_near<Weights>(x, row_bytes, near, weight, {gate[0], width, bias, n, count, outputs});
+            multiply_near<Weights>(x, row_bytes, near, weight,
+                                   {up[0], width, bias ? bias + outputs : nullptr, outputs + n, count, 2 * outputs});
+            for (int i = 0; i < near; ++i) {
+                int j = 0;
+                float* const out = op.out + static_cast<int64_t>(row + i) * outputs + n;
+                for (; j + kWidth <= count; j += kWidth) {
+                    store(out + j, activated(load<Floats>(gate[i] + j), op.activation) * load<Floats>(up[i] + j));
                 }
+                const Floats last = activated(load_first<Floats>(gate[i] + j, count - j), op.activation);
+                store_first(out + j, last * load_first<Floats>(up[i] + j, count - j), count - j);
             }
         });
     });

@@ -1,6 +1,6 @@
 // Linear layers, for any number of rows of x: out = x times weight transposed.
 //
-// A tile is kTileRows rows of x by 4 rows of weights, its sums in registers:
+// A tile is a few rows of x by 4 rows of weights, its sums in registers:
 //
 //              k ->
 //     w[0] . . . . . . . .        each block of w is read, and made fp32, once for all rows of x in the tile;
@@ -10,8 +10,9 @@
 //
 // A piece of work is a band of weights by a block of rows of x. It takes as many rows at a time as stay in the
 // first-level cache, and walks down the band with them, 4 weights after 4 weights. So with few rows of x a step streams
-// the weights once, in order; with many, the band stays in the second-level cache meanwhile. An output is the sum of
-// one row's products in the same order in every tile, hence the same in every batch.
+// the weights once, in order; with many, the band stays in the second-level cache meanwhile. Where the rows are too
+// long for that they are taken in chunks along k, and the sums wait in memory from one chunk to the next. An output is
+// the sum of one row's products in the same order in every tile, hence the same in every batch.
 #pragma once
 
 #include "team.hpp"
@@ -20,12 +21,15 @@
 namespace pilotlight {
 namespace {
 
-constexpr int kTileRows = kWidth == 16 ? 4 : 2;  // with 4 weights: as many sums as leave registers for the operands
 constexpr int kFewRows = 16;
-constexpr int64_t kFewBandBytes = 32 << 10;  // of weights in a piece with few rows of x
+constexpr int64_t kFewBandBytes = 512 << 10;  // of weights in a piece with few rows of x: memory likes long reads
+constexpr int64_t kLeastBandBytes = 32 << 10;
+constexpr int kPiecesOfThread = 8;  // where the weights are few: so that threads end together
 constexpr int64_t kBandBytes = 64 << 10;  // with many
 constexpr int kBlockRows = 128;  // rows of x in a piece, at most
-constexpr int64_t kNearBytes = 24 << 10;  // of x that are walked down a band with
+constexpr int kNearRows = 18;  // that are walked down a band with, at most
+constexpr int64_t kNearBytes = 32 << 10;  // of them in a chunk
+constexpr int kQuads = 16;  // whose sums wait at a time
 constexpr int kBand = 16;  // weights in a band are a multiple of it: a cache line of each row of out
 
 // Rows of one matrix, four at a time; past the last it is repeated, and what comes of it is not stored.
@@ -46,83 +50,162 @@ struct Quad {
     }
 };
 
-// The products of `rows` rows of packed x with a quad of weights.
-template <class Weights, int rows, bool first_use>
-[[gnu::always_inline]] inline void multiply(const char* packed, int64_t row_bytes, const Quad<Weights>& quad,
-                                            int columns, Four* out) {
+// Rows of packed x, and the columns of them that are worked on: [begin, end).
+struct Chunk {
+    const char* packed;
+    int64_t row_bytes;
+    int rows;
+    int columns;
+    int begin, end;
+};
+
+// Where products go: row m and the weight `first` + n to out[m * stride + n], with bias[n].
+struct Outputs {
+    float* out;
+    int64_t stride;
+    const float* bias;  // or NULL
+    int first, count;  // of the weights
+    int end;  // of their rows
+
+    [[gnu::always_inline]] void put(int row, int n, Four y) const {
+        float* const to = out + row * stride + n;
+        if (n + 4 <= count) {
+            store(to, bias ? y + load<Four>(bias + n) : y);
+        } else {
+            store_first(to, bias ? y + load_first<Four>(bias + n, count - n) : y, count - n);
+        }
+    }
+};
+
+// The products of `rows` rows of packed x, from `first` on, with a quad of weights: the chunk's share of them is added
+// to `kept`, and what the last chunk makes whole goes to the outputs from n on.
+template <class Weights, int rows, bool fetch>
+[[gnu::always_inline]] inline void multiply(const Chunk& chunk, int first, const Quad<Weights>& quad,
+                                            typename Weights::Sum (*kept)[4], const Outputs& outputs, int n) {
     constexpr int block = 2 * kWidth;
     using Packed = typename Weights::Packed;
     using Element = typename Weights::Element;
     const Packed* x[rows];
     PL_UNROLL
     for (int m = 0; m < rows; ++m) {
-        x[m] = reinterpret_cast<const Packed*>(packed + m * row_bytes);
+        x[m] = reinterpret_cast<const Packed*>(chunk.packed + (first + m) * chunk.row_bytes);
     }
-    const int whole = columns / block * block;
+    const int whole = chunk.end / block * block;
     Element rest[4][block];  // made first: a call in between would drive the sums out of their registers
-    if (whole < columns) {
+    if (whole < chunk.end) {
         memset(rest, 0, sizeof rest);
         PL_UNROLL
-        for (int n = 0; n < 4; ++n) {
-            memcpy(rest[n], quad.row[n] + whole, static_cast<size_t>(columns - whole) * sizeof(Element));
+        for (int i = 0; i < 4; ++i) {
+            memcpy(rest[i], quad.row[i] + whole, static_cast<size_t>(chunk.end - whole) * sizeof(Element));
         }
     }
     typename Weights::Sum sum[rows][4] = {};
-    for (int k = 0; k < whole; k += block) {
+    if (chunk.begin > 0) {
+        PL_UNROLL
+        for (int m = 0; m < rows; ++m) {
+            PL_UNROLL
+            for (int i = 0; i < 4; ++i) {
+                sum[m][i] = kept[first + m][i];
+            }
+        }
+    }
+    for (int k = chunk.begin; k < whole; k += block) {
         decltype(Weights::x(x[0])) values[rows];
         PL_UNROLL
         for (int m = 0; m < rows; ++m) {
             values[m] = Weights::x(x[m] + k);
         }
         PL_UNROLL
-        for (int n = 0; n < 4; ++n) {
-            if constexpr (first_use) {
-                __builtin_prefetch(quad.row[n] + k + 4 * columns, 0, 3);  // the next quad's
+        for (int i = 0; i < 4; ++i) {
+            if constexpr (fetch) {
+                __builtin_prefetch(quad.row[i] + k + 4 * chunk.columns, 0, 3);  // the next quad's
             }
-            const auto w = Weights::weights(quad.row[n] + k);
+            const auto w = Weights::weights(quad.row[i] + k);
             PL_UNROLL
             for (int m = 0; m < rows; ++m) {
-                Weights::add(sum[m][n], values[m], w);
+                Weights::add(sum[m][i], values[m], w);
             }
         }
     }
-    if (whole < columns) {
+    if (whole < chunk.end) {
         PL_UNROLL
-        for (int n = 0; n < 4; ++n) {
+        for (int i = 0; i < 4; ++i) {
             PL_UNROLL
             for (int m = 0; m < rows; ++m) {
-                Weights::add(sum[m][n], Weights::x(x[m] + whole), Weights::weights(rest[n]));
+                Weights::add(sum[m][i], Weights::x(x[m] + whole), Weights::weights(rest[i]));
             }
         }
     }
     PL_UNROLL
     for (int m = 0; m < rows; ++m) {
-        out[m] = Weights::finish(sum[m], Weights::scale(x[m], columns), quad.scale);
+        if (chunk.end == chunk.columns) {
+            outputs.put(first + m, n, Weights::finish(sum[m], Weights::scale(x[m], chunk.columns), quad.scale));
+        } else {
+            PL_UNROLL
+            for (int i = 0; i < 4; ++i) {
+                kept[first + m][i] = sum[m][i];
+            }
+        }
     }
 }
 
-template <class Weights, bool first_use>
-inline void multiply(const char* packed, int64_t row_bytes, int rows, const Quad<Weights>& quad, int columns,
-                     Four* out) {
-    switch (rows) {
-        case 1:
-            return multiply<Weights, 1, first_use>(packed, row_bytes, quad, columns, out);
-        case 2:
-            return multiply<Weights, 2, first_use>(packed, row_bytes, quad, columns, out);
-        case 3:
-            return multiply<Weights, kTileRows < 3 ? 1 : 3, first_use>(packed, row_bytes, quad, columns, out);
-        default:
-            return multiply<Weights, kTileRows < 4 ? 1 : 4, first_use>(packed, row_bytes, quad, columns, out);
+// The products of a chunk's rows, in tiles of `tile` of them and then of one less, with the weights of `outputs`.
+// One function for all tiles of a size: a call for each tile costs a fifth of the memory's rate.
+template <class Weights, int tile>
+[[gnu::noinline]] void multiply_band(const Chunk& chunk, const PlMatrix& weight, const Outputs& outputs,
+                                     typename Weights::Sum (*kept)[kNearRows][4]) {
+    constexpr int less = tile > 1 ? tile - 1 : 1;
+    const int tiles = (chunk.rows + tile - 1) / tile, full = chunk.rows - tiles * (tile - 1);
+    for (int n = 0; n < outputs.count; n += 4, ++kept) {
+        const Quad<Weights> quad(weight, outputs.first + n, outputs.end);
+        multiply<Weights, tile, true>(chunk, 0, quad, *kept, outputs, n);
+        int row = tile;
+        for (int t = 1; t < full; ++t, row += tile) {
+            multiply<Weights, tile, false>(chunk, row, quad, *kept, outputs, n);
+        }
+        for (; row < chunk.rows; row += less) {
+            multiply<Weights, less, false>(chunk, row, quad, *kept, outputs, n);
+        }
     }
 }
 
+// As many rows in a tile as make all of a chunk's alike.
 template <class Weights>
-inline void multiply(const char* packed, int64_t row_bytes, int rows, const Quad<Weights>& quad, int columns,
-                     bool first_use, Four* out) {
-    if (first_use) {
-        multiply<Weights, true>(packed, row_bytes, rows, quad, columns, out);
-    } else {
-        multiply<Weights, false>(packed, row_bytes, rows, quad, columns, out);
+inline void multiply_band(const Chunk& chunk, const PlMatrix& weight, const Outputs& outputs,
+                          typename Weights::Sum (*kept)[kNearRows][4]) {
+    constexpr int most = Weights::kTileRows;
+    const int tiles = (chunk.rows + most - 1) / most;
+    switch ((chunk.rows + tiles - 1) / tiles) {
+        case 1:
+            return multiply_band<Weights, 1>(chunk, weight, outputs, kept);
+        case 2:
+            return multiply_band<Weights, most < 2 ? most : 2>(chunk, weight, outputs, kept);
+        case 3:
+            return multiply_band<Weights, most < 3 ? most : 3>(chunk, weight, outputs, kept);
+        case 4:
+            return multiply_band<Weights, most < 4 ? most : 4>(chunk, weight, outputs, kept);
+        case 5:
+            return multiply_band<Weights, most < 5 ? most : 5>(chunk, weight, outputs, kept);
+        default:
+            return multiply_band<Weights, most>(chunk, weight, outputs, kept);
+    }
+}
+
+// The parts of a row between which its sums wait.
+inline int chunk_columns(int rows, int columns, int64_t row_bytes) {
+    const int chunks = static_cast<int>((rows * row_bytes + kNearBytes - 1) / kNearBytes);
+    return chunks == 1 ? columns : ((columns + chunks - 1) / chunks + 63) / 64 * 64;
+}
+
+// The products of `rows` rows, at most kNearRows, with the weights of `outputs`, at most 4 * kQuads.
+template <class Weights>
+inline void multiply_near(const char* packed, int64_t row_bytes, int rows, const PlMatrix& weight,
+                          const Outputs& outputs) {
+    alignas(64) typename Weights::Sum kept[kQuads][kNearRows][4];
+    const int columns = weight.columns, step = chunk_columns(rows, columns, row_bytes);
+    for (int begin = 0; begin < columns; begin += step) {
+        const int end = columns < begin + step ? columns : begin + step;
+        multiply_band<Weights>({packed, row_bytes, rows, columns, begin, end}, weight, outputs, kept);
     }
 }
 
@@ -133,28 +216,33 @@ struct Cut {
     int block, blocks;
     int near;
 
-    Cut(int rows, int outputs, int64_t weight_bytes, int64_t row_bytes) : rows(rows), outputs(outputs) {
-        const int64_t wanted = (rows <= kFewRows ? kFewBandBytes : kBandBytes) / weight_bytes / kBand * kBand;
+    Cut(int threads, int rows, int outputs, int64_t weight_bytes) : rows(rows), outputs(outputs) {
+        const int64_t share = outputs * weight_bytes / (threads * kPiecesOfThread);
+        const int64_t few = share < kLeastBandBytes ? kLeastBandBytes : share < kFewBandBytes ? share : kFewBandBytes;
+        const int64_t wanted = (rows <= kFewRows ? few : kBandBytes) / weight_bytes / kBand * kBand;
         band = wanted > kBand ? static_cast<int>(wanted) : kBand;
         bands = (outputs + band - 1) / band;
-        near = whole_tiles(static_cast<int>(kNearBytes / row_bytes));
-        // Even blocks: none is much smaller than another.
-        block = whole_tiles((rows + rows / kBlockRows) / (rows / kBlockRows + 1) + kTileRows - 1);
-        blocks = (rows + block - 1) / block;
+        blocks = (rows + kBlockRows - 1) / kBlockRows;
+        block = (rows + blocks - 1) / blocks;
+        near = even(block, kNearRows);
     }
 
-    static int whole_tiles(int count) { return count > kTileRows ? count / kTileRows * kTileRows : kTileRows; }
+    // Of `count`, at most `most` at a time, and each time about as many.
+    static int even(int count, int most) {
+        const int parts = (count + most - 1) / most;
+        return (count + parts - 1) / parts;
+    }
 
-    // Calls work(first row, rows, first output, outputs) for the rows that are near, and `step` outputs of the band.
-    template <int step, class Work>
-    [[gnu::always_inline]] void each_near(int piece, const Work& work) const {
+    // Calls work(first row, rows, first output, outputs) for the rows that are near and 4 * kQuads outputs of the band.
+    template <class Work>
+    void each_near(int piece, const Work& work) const {
         const int first = piece % bands * band, first_row = piece / bands * block;
         const int end = outputs < first + band ? outputs : first + band;
         const int end_row = rows < first_row + block ? rows : first_row + block;
         for (int row = first_row; row < end_row; row += near) {
             const int count = end_row - row < near ? end_row - row : near;
-            for (int n = first; n < end; n += step) {
-                work(row, count, n, end - n < step ? end - n : step);
+            for (int n = first; n < end; n += 4 * kQuads) {
+                work(row, count, n, end - n < 4 * kQuads ? end - n : 4 * kQuads);
             }
         }
     }
@@ -183,24 +271,12 @@ inline void linear_of(Team& team, const PlLinear& op) {
     char* const packed = static_cast<char*>(op.packed);
     const int64_t row_bytes = Weights::row_bytes(columns);
     pack_rows<Weights>(team, op.x, rows, columns, packed);
-    const Cut cut(rows, outputs, columns * static_cast<int64_t>(sizeof(typename Weights::Element)), row_bytes);
+    const Cut cut(team.threads(), rows, outputs, columns * static_cast<int64_t>(sizeof(typename Weights::Element)));
     team.each(cut.bands * cut.blocks, [&](int piece, int) {
-        cut.each_near<4>(piece, [&](int first_row, int near, int n, int count) {
-            const Quad<Weights> quad(weight, n, outputs);
-            const Four bias = op.bias ? load_first<Four>(op.bias + n, count) : Four{};
-            for (int m = 0; m < near; m += kTileRows) {
-                const int row = first_row + m, tile = near - m < kTileRows ? near - m : kTileRows;
-                Four y[kTileRows];
-                multiply<Weights>(packed + row * row_bytes, row_bytes, tile, quad, columns, m == 0, y);
-                for (int i = 0; i < tile; ++i) {
-                    float* const out = op.out + static_cast<int64_t>(row + i) * outputs + n;
-                    if (count == 4) {
-                        store(out, y[i] + bias);
-                    } else {
-                        store_first(out, y[i] + bias, count);
-                    }
-                }
-            }
+        cut.each_near(piece, [&](int row, int near, int n, int count) {
+            float* const out = op.out + static_cast<int64_t>(row) * outputs + n;
+            multiply_near<Weights>(packed + row * row_bytes, row_bytes, near, weight,
+                                   {out, outputs, op.bias ? op.bias + n : nullptr, n, count, outputs});
         });
     });
 }

@@ -1,5 +1,5 @@
 // The resident threads: they sleep between runs, and within a run they wait for the next phase of work awake.
-// Apart from the ops because none of these knows how many threads there are.
+// Apart from the ops because what these compute does not depend on how many threads there are.
 //
 // The thread that runs a program is the leader: it alone walks through the ops. For each phase it publishes what a
 // piece of work is and how many there are; then every thread, the leader too, claims one piece after the other. A
@@ -29,6 +29,8 @@ public:
 
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
+
+    int threads() const override { return threads_; }
 
     // What is between the two is a run: the other threads are awake.
     void begin_run();

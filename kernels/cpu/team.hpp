@@ -8,6 +8,9 @@ namespace pilotlight {
 
 class Team {
 public:
+    // For how finely work is cut; nothing that is computed depends on it.
+    virtual int threads() const = 0;
+
     // Calls work(piece, thread) for each piece below `count`, in any order and on any thread; returns when all are
     // done. What a piece computes must not depend on the thread, which is only the place of its scratch.
     template <class Work>

@@ -1,6 +1,7 @@
 // How a linear layer multiplies each type of weight: blocks of a row of weights by blocks of a packed row of x.
 // Apart from the loops over rows, which are the same for all types.
 //
+// kTileRows of them are multiplied at a time by 4 rows of weights: as many sums as leave registers for the operands.
 // Both rows are walked along k in blocks of 2 * kWidth; the sum of each output is a vector, whose lanes are added up at
 // the end. A packed row is filled with zeros to a whole number of blocks; then come kRowScale bytes.
 //
@@ -27,6 +28,7 @@ inline int64_t blocks_of(int columns) { return (columns + 2 * kWidth - 1) / (2 *
 
 // What the three types share that multiply fp32.
 struct FloatProducts {
+    static constexpr int kTileRows = kWidth == 16 ? 4 : 2;
     using Sum = Floats;
     using Packed = float;
 
@@ -60,6 +62,7 @@ struct HalfWeights : FloatProducts {
 #if defined(__AVX512BF16__)
 
 struct BfloatWeights {
+    static constexpr int kTileRows = 6;
     using Element = uint16_t;
     using Sum = Floats;
     using Packed = uint16_t;
@@ -113,6 +116,7 @@ struct BfloatWeights : FloatProducts {
 #endif
 
 struct IntWeights {
+    static constexpr int kTileRows = kWidth == 16 ? 4 : 2;
     using Element = int8_t;
     using Sum = Ints;
     using Packed = int16_t;

@@ -87,6 +87,15 @@ def test_without_a_compiler_the_line_says_what_to_install(
         native_compiler.compiler.cache_clear()
 
 
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_compiled(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc takes no files from anyone."""
+    monkeypatch.setattr(native_compiler, "make", lambda *arguments: pytest.fail("compiled"))
+    with pytest.raises(UnavailableError, match=r"^/proc.*; /proc/lib\.so is as it was$"):
+        build_native(source, Path("/proc/lib.so"))
+
+
 def test_a_directory_without_sources_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no C\+\+ sources"):
         build_native(tmp_path, tmp_path / "lib.so")
