@@ -64,4 +64,14 @@ def _dispatch(arguments: list[str]) -> int:
         case []:
             raise UsageError(f"no command was given\n{USAGE}")
         case _:
-            raise UsageError(f"unknown command {' '.join(arguments[:2])!r}\n{USAGE}")
+            raise UsageError(f"{_unknown(arguments)}\n{USAGE}")
+
+
+def _unknown(arguments: list[str]) -> str:
+    first, *rest = arguments
+    if first == "build":
+        return "build: expected snapshot, native or kernels" + (f", found {rest[0]!r}" if rest else "")
+    import difflib
+
+    near = difflib.get_close_matches(first, ["serve", "build", "deploy"], n=1)
+    return f"unknown command {first!r}" + (f"; did you mean {near[0]}?" if near else "")

@@ -2,7 +2,8 @@
 
 The engine knows token ids and sampling parameters; the front knows text. A message is one msgpack map or
 array behind a 4-byte little-endian length. The front sends `Start` first and then `Submit`, `Abort` and
-`Shutdown`; the engine sends `Ready` (or `Fatal`) first and then one `StepDone` per engine step.
+`Shutdown`; the engine sends `Ready` (or `Fatal`) first and then one `StepDone` per engine step, and `Spans` whenever
+its start has got further.
 A closed socket means that the other side is gone.
 """
 
@@ -89,14 +90,16 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     step_seconds: float = 0.0  # time spent inside steps, in total
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Span(msgspec.Struct, array_like=True, gc=False):
     """One bar of the start's waterfall. Times are CLOCK_MONOTONIC seconds, one clock for both processes."""
 
     process: Literal["front", "engine"]
     name: str
     start: float
-    end: float
+    end: float | None  # None: it runs
     bytes: int = 0
+    thread: str = "main"  # of the process: spans of one thread do not overlap
+    after: str = ""  # the span, of whichever process, that this one waits for beside the one before in its thread
 
 
 # --- front -> engine ---------------------------------------------------------------------------------------
@@ -140,6 +143,12 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     spans: list[Span]
 
 
+class Spans(msgspec.Struct, tag="spans", frozen=True):
+    """All that the engine's start consists of so far; sent whenever there is something new up to the first token."""
+
+    spans: list[Span]
+
+
 class StepDone(msgspec.Struct, tag="step", frozen=True):
     outputs: list[Output]
     stats: Stats
@@ -153,7 +162,7 @@ class Fatal(msgspec.Struct, tag="fatal", frozen=True):
 
 
 ToEngine = Start | Submit | Abort | Shutdown
-ToFront = Ready | StepDone | Fatal
+ToFront = Ready | Spans | StepDone | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

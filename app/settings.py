@@ -6,44 +6,31 @@ Flags win over the environment; an empty variable counts as unset. Names are vLL
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from . import EXEC_TIME
 from .errors import UsageError
+from .peek import DEFAULT_DEVICE, DEFAULT_HOST, DEFAULT_PORT, ENV_PREFIX, LARGEST_PORT, from_environment, on_runpod
+from .peek import env_name as env_name  # and for whoever has to do with settings
+from .peek import flag as flag
 
-ENV_PREFIX = "PILOTLIGHT_"
 PAGE_SIZE = 16  # tokens in a KV page
-
-# Read after their PILOTLIGHT_ name: what platforms set.
-PLATFORM_ENV = {"port": "PORT"}
-
-# Read first, in a container that RunPod has started: the names of its vLLM worker, so that a template of that worker
-# moves over by its image alone. They win over ours, since the image says PILOTLIGHT_MODEL itself.
-RUNPOD_MARKS = ("RUNPOD_ENDPOINT_ID", "RUNPOD_POD_ID")
-RUNPOD_ENV = {
-    "model": ("MODEL_NAME",),
-    "served_model_name": ("OPENAI_SERVED_MODEL_NAME_OVERRIDE", "MODEL_NAME"),
-    "dtype": ("DTYPE",),
-    "max_model_len": ("MAX_MODEL_LEN",),
-    "max_num_seqs": ("MAX_NUM_SEQS",),
-    "max_num_batched_tokens": ("MAX_NUM_BATCHED_TOKENS",),
-    "enable_prefix_caching": ("ENABLE_PREFIX_CACHING",),
-    "gpu_memory_utilization": ("GPU_MEMORY_UTILIZATION",),
-    "kv_cache_dtype": ("KV_CACHE_DTYPE",),
-    "tensor_parallel_size": ("TENSOR_PARALLEL_SIZE",),
-    "max_logprobs": ("MAX_LOGPROBS",),
-}
-# vLLM's words for what is ours: half precision is the weights' own.
-_RUNPOD_WORDS = {
-    "DTYPE": {"half": "auto", "float16": "auto", "bfloat16": "auto", "float": "float32"},
-    "KV_CACHE_DTYPE": {"fp8_e4m3": "fp8"},
-}
 
 _LARGEST = 2**63 - 1  # of the integers that cross to the engine
 Positive = Annotated[int, Meta(ge=1)]
+_KINDS = {
+    "str": "text",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "object": "a mapping",
+    "array": "a list",
+}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,8 +44,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tuple[str, ...],
         Meta(description="names under which the API offers the model, separated by commas (default: the model)"),
     ] = ()
-    host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every interface")] = "127.0.0.1"
-    port: Annotated[int, Meta(description="port to listen on; 0 picks a free one", ge=0, le=65535)] = 8000
+    host: Annotated[str, Meta(description="address to listen on; 0.0.0.0 for every interface")] = DEFAULT_HOST
+    port: Annotated[int, Meta(description="port to listen on; 0 picks a free one", ge=0, le=LARGEST_PORT)] = (
+        DEFAULT_PORT
+    )
+    health_port: Annotated[
+        Annotated[int, Meta(ge=1, le=LARGEST_PORT)] | None,
+        Meta(description="a second port that answers too, for a platform that asks for health elsewhere"),
+    ] = None
+    ping_loading_status: Annotated[
+        Literal["503", "204"],
+        Meta(
+            description="what /ping says while the model loads: 204 is RunPod's word for it, and the default there; "
+            "elsewhere any 2xx is ready"
+        ),
+    ] = "503"
     api_key: Annotated[str | None, Meta(description="key that requests must carry as a bearer token")] = None
     device: Annotated[
         str,
@@ -67,7 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$",
             extra={"values": ("auto", "cpu", "cuda", "cuda:N")},
         ),
-    ] = "auto"
+    ] = DEFAULT_DEVICE
     dtype: Annotated[
         Literal["auto", "float32"], Meta(description="dtype of computation; on a GPU always the weights' own")
     ] = "auto"
@@ -89,8 +89,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_cache_memory_bytes: Annotated[
         Positive | None,
         Meta(
-            description="bytes of the KV cache (default: what the running sequences can need, within the memory and, "
-            "on the CPU, within 1 GiB)"
+            description="bytes of the KV cache, as 2000M or 2G (default: what the running sequences can need, within "
+            "the memory and, on the CPU, within 1 GiB)"
         ),
     ] = None
     kv_cache_dtype: Annotated[
@@ -102,11 +102,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Annotated[int, Meta(ge=0, le=_LARGEST)] | None,
         Meta(description="makes requests that bring no seed repeatable too"),
     ] = None
-    chat_template: Annotated[str | None, Meta(description="file of a chat template that replaces the model's")] = None
+    chat_template: Annotated[
+        str | None, Meta(description="chat template that replaces the model's: a file, or the template itself")
+    ] = None
     max_logprobs: Annotated[
         int, Meta(description="most alternatives a request may ask for per token", ge=0, le=100)
     ] = 20
-    max_request_bytes: Annotated[int, Meta(description="largest request body", ge=1024)] = 8 * 1024 * 1024
+    max_request_bytes: Annotated[int, Meta(description="bytes of the largest request body, as 8M", ge=1024)] = (
+        8 * 1024 * 1024
+    )
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="origins for CORS, separated by commas; * for any")
     ] = ()
@@ -126,6 +130,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool, Meta(description="take jobs from RunPod's queue too; needs the runpod extra (docs/deploy.md)")
     ] = False
     verify: Annotated[bool, Meta(description="hash the snapshot's weights at start")] = False
+    startup_trace: Annotated[
+        str | None,
+        Meta(
+            description="file for the start's ledger, in Chrome's trace format (opens in Perfetto), written at the "
+            "first token"
+        ),
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severe log lines shown")
     ] = "info"
@@ -137,7 +148,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in FIELDS:
             value = getattr(self, name)
             if isinstance(value, int) and value > _LARGEST:
-                raise UsageError(f"{flag(name)} (or {env_name(name)}) {value}: expected int <= {_LARGEST}")
+                raise UsageError(f"{flag(name)} (or {env_name(name)}) {value}: expected a whole number <= {_LARGEST}")
         if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):
             raise UsageError(
                 "--api-key (or PILOTLIGHT_API_KEY) is empty, or has a blank at an end, which no header carries; "
@@ -151,14 +162,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 FIELDS: dict[str, Any] = get_type_hints(Settings, include_extras=True)
-
-
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def env_name(name: str) -> str:
-    return ENV_PREFIX + name.upper()
+VARIABLES = frozenset(env_name(name) for name in FIELDS)
 
 
 def help_of(name: str) -> str:
@@ -189,25 +193,54 @@ def from_kwargs(**values: Any) -> Settings:
     """Typed values (an `LLM`'s arguments). Raises UsageError."""
     unknown = [name for name in values if name not in FIELDS]
     if unknown:
-        raise UsageError(f"unknown setting {unknown[0]!r}{_nearest(unknown[0], list(FIELDS))}")
+        raise UsageError(f"unknown setting {unknown[0]!r}{nearest(unknown[0], FIELDS)}")
     return _convert(values, strict=True)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> str | None:
+    """One line about variables that look like settings and are none, or None where there is none.
+
+    A warning, unlike a wrong flag's refusal: Kubernetes sets variables of its own for each service, and what a
+    service's name begins with may be ours.
+    """
+    names = [
+        name
+        for name, value in environ.items()
+        if name.startswith(ENV_PREFIX) and name not in VARIABLES and name != EXEC_TIME
+        if not _is_of_kubernetes(name, value)
+    ]
+    if not names:
+        return None
+    return "; ".join(no_variable(name) for name in names) + " (docs/flags.md has them all)"
+
+
+def _is_of_kubernetes(name: str, value: str) -> bool:
+    """Whether it is one of those that stand for a service."""
+    import re
+
+    own = r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$"
+    return re.search(own, name) is not None or (name.endswith("_PORT") and "://" in value)
+
+
+def no_variable(name: str) -> str:
+    known = [field.upper() for field in FIELDS]
+    return f"{name} is no variable of the server{nearest(name.removeprefix(ENV_PREFIX), known, ENV_PREFIX)}"
 
 
 def from_args(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Settings:
     """The `serve` command's arguments and the environment. Raises UsageError, or SystemExit for --help."""
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
-    on_runpod = any(environ.get(mark) for mark in RUNPOD_MARKS)
+    theirs: dict[str, str] = {}
+    if on_runpod(environ):
+        from .runpod_env import settings_of
+
+        theirs = settings_of(environ)
+        values["ping_loading_status"] = "204"
     for name in FIELDS:
-        theirs = RUNPOD_ENV.get(name, ()) if on_runpod else ()
-        for variable in (*theirs, env_name(name), PLATFORM_ENV.get(name)):
-            text = environ.get(variable, "") if variable else ""
-            if variable in theirs:
-                text = _RUNPOD_WORDS.get(variable, {}).get(text, text)
-            # Kubernetes sets PILOTLIGHT_PORT=tcp://... beside a service of that name.
-            if text and not (name == "port" and text.startswith("tcp://")):
-                values[name] = _split(name, text)
-                break
+        text = theirs.get(name) or from_environment(name, environ)
+        if text:
+            values[name] = _split(name, text)
     values.update(_parse_flags(argv))
     return _convert(values, strict=False)
 
@@ -235,7 +268,8 @@ def _parse_flags(argv: Sequence[str]) -> dict[str, Any]:
     known, rest = parser.parse_known_args(argv)
     if rest:
         known_flags = [flag(name) for name in FIELDS]
-        raise UsageError(f"unknown argument {rest[0]!r}{_nearest(rest[0].partition('=')[0], known_flags)}")
+        near = nearest(rest[0].partition("=")[0], known_flags)
+        raise UsageError(f"unknown argument {rest[0]!r}{near or '; pilotlight serve --help lists them'}")
     values = vars(known)
     if "model_argument" in values:
         positional = values.pop("model_argument")
@@ -268,17 +302,40 @@ def _is_text(value: Any) -> bool:
 
 
 def _expected(name: str, message: str) -> str:
-    """msgspec's wording made plain: "expected int >= 1", "expected one of auto, cpu"."""
+    """What a setting takes: "expected a whole number >= 1", "expected one of auto, cpu"."""
     if values_of(name):
         return "expected one of " + ", ".join(values_of(name))
-    message = message.replace("`", "").partition(", got ")[0].removesuffix(" | null")
+    return in_words(message) + (", or one with K, M or G" if _is_size(name) else "")
+
+
+def in_words(message: str) -> str:
+    """msgspec's "Expected `int | null` >= 1, got `str`" made plain: "expected a whole number >= 1"."""
+    message = message.partition(", got ")[0].partition(" matching regex")[0].replace(" | null", "")
+    for kind, words in _KINDS.items():
+        message = message.replace(f"`{kind}`", words)
     return message[:1].lower() + message[1:]
+
+
+def _is_size(name: str) -> bool:
+    return name.endswith("_bytes")
 
 
 def _split(name: str, text: str) -> Any:
     if get_origin(FIELDS[name].__origin__) is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    if _is_size(name):
+        with suppress(ValueError):  # refused with all that is wrong
+            return parse_size(text)
     return text
+
+
+def parse_size(text: str) -> int:
+    """Bytes: "8388608", "2000M", "2G"; K, M and G are powers of 1000, as in `amount`. Raises ValueError."""
+    factor = {"K": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:].upper(), 1)
+    digits = text if factor == 1 else text[:-1]
+    if not (digits.isascii() and digits.isdecimal()):
+        raise ValueError(text)
+    return int(digits) * factor
 
 
 def _metavar(name: str) -> str:
@@ -293,8 +350,9 @@ def _help_line(name: str) -> str:
     return f"{help_of(name)} (default: {default})".replace("%", "%%")
 
 
-def _nearest(word: str, words: list[str]) -> str:
+def nearest(word: str, words: Iterable[str], prefix: str = "") -> str:
+    """ "; did you mean ...?" where one of `words` is like it, else nothing. `prefix` stands before all of them."""
     import difflib
 
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = difflib.get_close_matches(word, sorted(words), n=1, cutoff=0.6)
+    return f"; did you mean {prefix}{near[0]}?" if near else ""

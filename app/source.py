@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .errors import ModelNotFoundError
+from .peek import on_runpod
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")  # the hub's own limit on a name
+_REVISION = re.compile(r"[A-Za-z0-9_-]{1,64}")  # a commit's hash, and never a way out of the cache
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ def resolve_model(model: str) -> Path:
     """
     path = expand(model)
     if os.path.isdir(path):
-        return path
+        return _a_model(model, path)
     if os.path.isfile(path):
         if path.suffix.lower() == ".gguf":
             raise ModelNotFoundError(
@@ -35,7 +37,21 @@ def resolve_model(model: str) -> Path:
         raise ModelNotFoundError(f"{model}: is a file, expected a directory of a snapshot or of a checkpoint")
     if not is_hub_id(model):
         raise ModelNotFoundError(f"{model}: no such directory")
-    return _cached(model, hub_cache())
+    try:
+        return _cached(model, hub_cache())
+    except OSError as error:
+        raise ModelNotFoundError(f"{model}: {error.filename}: cannot be read: {error.strerror}") from None
+
+
+def _a_model(model: str, path: Path) -> Path:
+    """A directory that looks like one of a model. What is wrong with a model is said by whoever reads its files."""
+    if any((path / name).exists() for name in ("config.json", "manifest.json", "tokenizer.json")):
+        return path
+    inside = sorted(entry.parent.name for entry in path.glob("*/config.json"))
+    hint = f"; there is one in {path / inside[0]}" if inside else ""
+    raise ModelNotFoundError(
+        f"{model}: holds no config.json; expected the directory of a snapshot or of a checkpoint{hint}"
+    )
 
 
 def expand(text: str) -> Path:
@@ -51,27 +67,45 @@ def is_hub_id(model: str) -> bool:
 
 
 def hub_cache(environ: Mapping[str, str] | None = None) -> Path:
-    """Where huggingface_hub keeps repositories. Rules: its documentation, "Environment variables"."""
+    """Where huggingface_hub keeps repositories. Rules: its documentation, "Environment variables".
+
+    At RunPod, unless one of those is set, where RunPod keeps an endpoint's models.
+    """
     environ = os.environ if environ is None else environ
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(name):
-            return Path(environ[name]).expanduser()
+            return expand(environ[name])
     if environ.get("HF_HOME"):
-        return Path(environ["HF_HOME"]).expanduser() / "hub"
+        return expand(environ["HF_HOME"]) / "hub"
+    if on_runpod(environ):
+        from .runpod_env import cache
+
+        return Path(cache(environ))
     home = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "huggingface" / "hub"
+    return expand(home) / "huggingface" / "hub"
 
 
 def _cached(model: str, cache: Path) -> Path:
     repository = cache / f"models--{model.replace('/', '--')}"
     if not repository.is_dir():
+        advice = (
+            "name it as the endpoint's model, so that RunPod caches it"
+            if on_runpod(os.environ)
+            else f"download it with `hf download {model}`"
+        )
         raise ModelNotFoundError(
-            f"{model}: no such directory, and no model of that name in the cache {cache}; download it with "
-            f"`hf download {model}` or make a snapshot with `pilotlight build snapshot {model} -o DIR`"
+            f"{model}: no such directory, and no model of that name in the cache {cache}; {advice}, "
+            f"or make a snapshot with `pilotlight build snapshot {model} -o DIR`"
         )
     reference = repository / "refs" / "main"
     if reference.is_file():
-        snapshot = repository / "snapshots" / reference.read_text(errors="replace").strip()
+        revision = reference.read_text(errors="replace").strip()
+        if not _REVISION.fullmatch(revision):
+            raise ModelNotFoundError(
+                f"{reference}: is damaged: expected the name of a directory in {repository / 'snapshots'}; "
+                f"write it anew with `hf download {model}`"
+            )
+        snapshot = repository / "snapshots" / revision
         problem = _problem(snapshot)
         if problem:
             raise ModelNotFoundError(f"{snapshot}: {problem}; complete it with `hf download {model}`")
@@ -114,9 +148,9 @@ def _problem(snapshot: Path) -> str | None:
     if index.is_file():
         try:
             needed += sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             return f"{index.name} is damaged"
-    elif not (snapshot / "weights.safetensors").is_file():
+    elif not any(snapshot.glob("weights*.safetensors")):  # a snapshot of ours
         needed.append("model.safetensors")
     for name in needed:
         if not (snapshot / name).is_file():

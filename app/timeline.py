@@ -1,36 +1,85 @@
-"""The start's ledger: what each process did from exec to ready, on one clock.
+"""What a process did from its exec on, as spans on the clock that both processes share (CLOCK_MONOTONIC).
 
-Both processes record spans against CLOCK_MONOTONIC, which Linux shares between them; the engine's travel to the
-front in `Ready`. `waterfall` draws them for a person, `summary` puts them on one log line.
+Apart from the ledger, which is made of spans (ledger.py), because this is imported in the first milliseconds of both
+processes. The engine's spans travel to the front in `Ready` and `Spans`.
 """
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from . import EXEC_TIME, FIRST_LINE
 from .messages import Span
+
+_OLDEST = 3600.0  # seconds: a server that is older than that when its first line runs was not started by this exec
 
 
 class Timeline:
-    """Spans of one process. Not thread-safe beyond what list.append is, which is enough."""
+    """Spans of one process. Threads may add to it: appending to a list is all that is shared."""
 
     def __init__(self, process: Literal["front", "engine"]) -> None:
         self.process: Literal["front", "engine"] = process
         self.spans: list[Span] = []
+        self.on_begin: Callable[[], None] | None = None  # told when the main thread begins with something new
 
     @contextmanager
-    def span(self, name: str, nbytes: int = 0) -> Iterator[None]:
-        """Records the block under `name`; `nbytes` where bytes move, for the rate."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.add(name, start, time.monotonic(), nbytes)
+    def span(self, name: str, nbytes: int = 0, *, thread: str = "main", after: str = "") -> Iterator[Span]:
+        """Records the block under `name`, from its begin on; `nbytes` where bytes move, for the rate.
 
-    def add(self, name: str, start: float, end: float, nbytes: int = 0) -> None:
-        self.spans.append(Span(self.process, name, start, end, nbytes))
+        thread, after: see Span.
+        """
+        span = self.begin(name, nbytes, thread=thread, after=after)
+        try:
+            yield span
+        finally:
+            span.end = time.monotonic()
+
+    def begin(self, name: str, nbytes: int = 0, *, thread: str = "main", after: str = "") -> Span:
+        """A span that begins now; whoever ends it sets its `end`."""
+        return self.add(name, time.monotonic(), None, nbytes, thread=thread, after=after)
+
+    def add(
+        self, name: str, start: float, end: float | None, nbytes: int = 0, *, thread: str = "main", after: str = ""
+    ) -> Span:
+        span = Span(self.process, name, start, end, nbytes, thread, after)
+        self.spans.append(span)
+        if self.on_begin is not None and end is None and thread == "main":
+            self.on_begin()
+        return span
+
+    def add_interpreter(self, exec_time: float, until: float) -> None:
+        """The interpreter's own start, and the modules that it imported up to `until`."""
+        self.add("python", exec_time, FIRST_LINE, after="listen" if self.process == "engine" else "")
+        self.add("first imports", FIRST_LINE, until)
+
+
+class Exec(NamedTuple):
+    """When this process was exec'd, on CLOCK_MONOTONIC, and who says so; `complaint` is a line for the log."""
+
+    time: float
+    origin: Literal["environment", "proc"]
+    complaint: str = ""
+
+
+def exec_time(environ: Mapping[str, str]) -> Exec:
+    """From the environment, else from /proc. What cannot be right there is passed over, with a complaint."""
+    text = environ.get(EXEC_TIME, "")
+    if not text:
+        return Exec(process_start(), "proc")
+    try:
+        given = float(text)
+    except ValueError:
+        given = float("nan")
+    if 0 <= FIRST_LINE - given <= _OLDEST:
+        return Exec(given, "environment")
+    return Exec(
+        process_start(),
+        "proc",
+        f"{EXEC_TIME}={text[:40]!r} is passed over: expected CLOCK_MONOTONIC's seconds right before the server's "
+        f"exec, and this process's first line ran at {FIRST_LINE:.3f}",
+    )
 
 
 def process_start() -> float:
@@ -43,38 +92,3 @@ def process_start() -> float:
     since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     boot_to_monotonic = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
     return since_boot - boot_to_monotonic
-
-
-def summary(spans: Sequence[Span]) -> str:
-    """ "ready in 312 ms: front imports 88, engine weights 61 @ 8.9 GB/s" - the longest spans first."""
-    begin, end = _bounds(spans)
-    longest = sorted(spans, key=lambda span: span.start - span.end)[:6]
-    parts = [f"{span.process} {span.name} {_ms(span.end - span.start)}{_rate(span)}" for span in longest]
-    return f"ready in {_ms(end - begin)} ms: {', '.join(parts)}"
-
-
-def waterfall(spans: Sequence[Span], width: int = 48) -> list[str]:
-    """One line a span in order of start: process, name, a bar on the common clock, milliseconds, rate."""
-    begin, end = _bounds(spans)
-    scale = width / max(end - begin, 1e-9)
-    lines = []
-    for span in sorted(spans, key=lambda span: (span.start, span.end)):
-        left = min(int((span.start - begin) * scale), width - 1)
-        right = max(left + 1, min(width, round((span.end - begin) * scale)))
-        bar = (" " * left + "\u2588" * (right - left)).ljust(width)
-        duration = f"{_ms(span.end - span.start):>6} ms"
-        lines.append(f"{span.process:<6} {span.name:<18} |{bar}| {duration}{_rate(span)}")
-    return lines
-
-
-def _bounds(spans: Sequence[Span]) -> tuple[float, float]:
-    return min(span.start for span in spans), max(span.end for span in spans)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.0f}"
-
-
-def _rate(span: Span) -> str:
-    seconds = span.end - span.start
-    return f" @ {span.bytes / seconds / 1e9:.1f} GB/s" if span.bytes and seconds > 0 else ""

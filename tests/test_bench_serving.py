@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scripts.bench_table import table
 from tests.models import write_chain
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "bench_serving"
@@ -43,6 +44,13 @@ def test_a_server_that_does_not_start_is_shown_with_its_log(tmp_path: Path) -> N
     assert "Traceback" not in done.stderr
 
 
+def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "nope"], capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("bench_serving: error: nope: has no config.json; expected ")
+    assert "Traceback" not in done.stderr
+
+
 def test_another_server_takes_its_turn(tmp_path: Path) -> None:
     model = write_chain(tmp_path / "chain", range(97, 123), loop=True)
     report = tmp_path / "cpu.json"
@@ -61,3 +69,36 @@ def test_another_server_takes_its_turn(tmp_path: Path) -> None:
     ours, one = (result["streams"][name]["1"]["tokens_per_s"] for name in ("pilotlight", "one"))
     assert result["against"]["one"] == {"1": round(ours / one, 2)}
     assert result["memory"]["many"]["peak_rss_mb"] > 10
+
+
+def test_readme_s_table_has_a_row_for_each_side_of_each_file() -> None:
+    columns = {"1": {"tokens_per_s": 34.4, "ttft_ms": 30.2, "tpot_ms": 8.61}, "prefill": {"tokens_per_s": 758.0}}
+    result = {
+        "model": "m",
+        "dtype": "bfloat16",
+        "prompt_tokens": 64,
+        "output_tokens": 128,
+        "prefill_tokens": 512,
+        "rounds": 5,
+        "machine": {"cores": 2, "cpu": "CPU", "features": ["avx2"]},
+        "streams": {"pilotlight": columns, "peer": {"1": {"tokens_per_s": 36.0}}},
+        "memory": {
+            name: {"peak_rss_mb": size} for name, size in (("front", 50.8), ("engine", 1145.0), ("peer", 1950.0))
+        },
+        "start_to_first_token": {"pilotlight": {"seconds": 0.267}},
+    }
+    files = {"benchmarks/a.json": result, "benchmarks/b.json": result | {"dtype": "int8", "output_tokens": 32}}
+    lines = table(files).splitlines()
+    assert lines[2:4] == [
+        "| m bfloat16: pilotlight | 34 | 758 | 51 + 1145 MB |",
+        "| m bfloat16: peer | 36 |  | 1950 MB |",
+    ]
+    assert [line.partition(":")[0] for line in lines[4:6]] == ["| m int8", "| m int8"]
+    caption = "\n".join(lines[6:])
+    assert (
+        "token after it: 30 ms and 8.6 ms with 1 stream. From the process's start to its first token: 0.27 s."
+        in caption
+    )
+    assert "[benchmarks/a.json](benchmarks/a.json) (answers of 128 tokens); [benchmarks/b.json]" in caption
+    assert "(answers of 32 tokens)." in caption
+    assert "docs/benchmark-a.svg" in caption

@@ -44,12 +44,20 @@ def test_no_command_shows_the_usage() -> None:
     assert done.stderr.startswith("pilotlight: no command was given\nusage: pilotlight COMMAND")
 
 
-@pytest.mark.parametrize("arguments", [["sreve"], ["build"], ["build", "house"]])
-def test_unknown_command_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sreve", "models/mine"], "unknown command 'sreve'; did you mean serve?"),
+        (["xyzzy"], "unknown command 'xyzzy'"),
+        (["build"], "build: expected snapshot, native or kernels"),
+        (["build", "house"], "build: expected snapshot, native or kernels, found 'house'"),
+    ],
+)
+def test_unknown_command_is_refused(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == errors.EXIT_USAGE
-    assert f"unknown command {' '.join(arguments)!r}" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"pilotlight: {said}\nusage: pilotlight COMMAND")
 
 
 def test_interrupt_before_a_command_runs_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,3 +103,9 @@ def test_every_error_has_a_code_of_its_own() -> None:
     assert len(set(codes)) == len(codes) == 6
     assert 0 not in codes
     assert 1 not in codes
+
+
+def test_the_package_lists_its_public_names_before_they_are_imported() -> None:
+    code = "import pilotlight, sys; assert 'pilotlight.llm' not in sys.modules; print(*dir(pilotlight))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"LLM", "SamplingParams", "__version__"} <= set(shown)

@@ -20,30 +20,46 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": {"__init__", "build", "deploy", "errors", "front"},
     "errors": set(),
-    "settings": {"errors"},
+    "settings": {"__init__", "errors", "peek", "runpod_env"},
+    "peek": set(),
+    "runpod_env": {"errors"},
     "messages": {"settings"},
-    "timeline": {"messages"},
+    "ledger": {"messages"},
+    "timeline": {"__init__", "messages"},
     "params": {"errors", "messages"},
-    "source": {"errors"},
+    "source": {"errors", "peek", "runpod_env"},
     "llm": {"engine", "errors", "messages", "model", "params", "settings", "source", "text", "timeline"},
     "text": {"errors", "messages", "settings"},
-    "front": {"__init__", "errors", "messages", "params", "settings", "source", "text", "timeline"},
+    "front": {
+        "__init__",
+        "errors",
+        "ledger",
+        "messages",
+        "params",
+        "peek",
+        "runpod_env",
+        "settings",
+        "source",
+        "text",
+        "timeline",
+    },
     "engine": {"errors", "messages", "model", "device", "settings", "timeline"},
     "model": {"device", "errors", "messages", "settings", "timeline"},
-    "device": {"errors", "messages", "settings"},
-    "deploy": {"__init__", "errors", "settings"},
-    "build": {"__init__", "device", "errors", "model", "source", "text"},
+    "device": {"errors", "messages", "settings", "timeline"},
+    "deploy": {"__init__", "errors", "runpod_env", "settings"},
+    "build": {"__init__", "device", "errors", "model", "settings", "source", "text"},
 }
 # Packages from elsewhere: where each may be imported at all.
 THIRD_PARTY = {
     "cuda": {"build", "device"},
     "huggingface_hub": {"build"},
     "jinja2": {"text"},
-    "msgspec": {"settings", "messages", "params", "front", "engine", "device", "build", "deploy", "llm"},
+    "msgspec": {"settings", "messages", "params", "front", "engine", "model", "device", "build", "deploy", "llm"},
     "numpy": {"engine", "model", "device", "build"},
     "orjson": {"front", "text", "model", "build"},
     "runpod": {"front"},
     "safetensors": {"build"},
+    "setuptools": {"build"},
     "starlette": {"front"},
     "tokenizers": {"text", "build"},
     "tqdm": {"build", "llm"},
@@ -62,7 +78,7 @@ ABSENT = {
         "pilotlight.deploy", "yaml", "pilotlight.front.runpod", "runpod",
     ],
     "pilotlight.front.server": ["pilotlight.front.runpod", "runpod", "aiohttp", "requests"],
-    "pilotlight.engine.__main__": [
+    "pilotlight.engine.worker": [
         "asyncio", "starlette", "uvicorn", "tokenizers", "jinja2", "difflib", "argparse", "torch", "transformers",
         "pilotlight.front", "pilotlight.text", "pilotlight.build", "pilotlight.llm", "pilotlight.deploy", "yaml",
     ],
@@ -127,10 +143,11 @@ def test_one_file_of_the_devices_imports_the_cuda_bindings() -> None:
 
 
 def test_packages_from_elsewhere_are_declared() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, tools = pyproject["project"], pyproject["build-system"]["requires"]
     extras = project["optional-dependencies"]
     optional = [requirement for name in ("build", "deploy", "kernels", "runpod") for requirement in extras[name]]
-    declared = [*project["dependencies"], *optional]
+    declared = [*project["dependencies"], *optional, *tools]
     imported_as = {"cuda-bindings": "cuda", "pyyaml": "yaml"}
     named = [requirement.split(">")[0] for requirement in declared]
     names = {imported_as.get(name, name) for name in named}
@@ -165,3 +182,29 @@ def test_heavy_modules_are_not_loaded(module: str) -> None:
 
 def test_importing_the_package_loads_next_to_nothing() -> None:
     assert set(loaded("pilotlight")) - set(loaded("typing, collections.abc")) == {"pilotlight"}
+
+
+def test_the_port_is_opened_and_the_engine_started_before_anything_else_is_imported() -> None:
+    """Python itself takes about 10 ms to start, and `typing` alone, which most modules import, another 8."""
+    light = set(loaded("contextlib, gc, resource, signal, socket"))
+    assert set(loaded("pilotlight.front.main")) - light == {
+        "pilotlight",
+        "pilotlight.errors",
+        "pilotlight.front",
+        "pilotlight.front.main",
+        "pilotlight.front.process",
+        "pilotlight.peek",
+    }
+
+
+def test_the_device_and_the_weights_are_begun_before_anything_else_is_imported() -> None:
+    light = set(loaded("contextlib, ctypes, gc, mmap, threading"))
+    assert set(loaded("pilotlight.engine.__main__")) - light == {
+        "pilotlight",
+        "pilotlight.device",
+        "pilotlight.device.choice",
+        "pilotlight.device.read_ahead",
+        "pilotlight.engine",
+        "pilotlight.engine.__main__",
+        "pilotlight.errors",
+    }

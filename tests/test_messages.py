@@ -18,6 +18,7 @@ from pilotlight.messages import (
     Sampling,
     Shutdown,
     Span,
+    Spans,
     Start,
     Stats,
     StepDone,
@@ -66,6 +67,7 @@ TO_ENGINE = [
 ]
 TO_FRONT = [
     Ready(256, 320, 16, 16, "cpu", "float32", [Span("engine", "weights", 1.5, 2.5, 10**12)]),
+    Spans([Span("engine", "python", 1.5, 2.5), Span("engine", "weights", 2.5, None, 10**12, "reader", "python")]),
     StepDone([], Stats()),
     StepDone([OUTPUT, Output(id=3), Output(id=4, finish="error", error="NaN")], Stats(1, 2, 3, step_seconds=0.5)),
     Fatal("out of memory", 70),

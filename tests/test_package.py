@@ -4,6 +4,7 @@ import email
 import http.client
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -79,6 +80,11 @@ def test_wheel_holds_the_whole_of_app_and_the_kernels(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == ours
+
+
+def test_a_wheel_with_the_library_is_of_this_platform(wheel: Path) -> None:
+    """It loads on one architecture alone."""
+    assert wheel.stem.endswith(f"-py3-none-linux_{platform.machine()}")
 
 
 def test_package_list_names_every_package() -> None:

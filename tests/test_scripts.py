@@ -152,6 +152,16 @@ def test_demo_model_out_of_reach_is_explained(tmp_path: Path) -> None:
     assert list((tmp_path / "models").iterdir()) == []
 
 
+@pytest.mark.parametrize("script", ["get_demo_model", "bench_peer"])
+def test_help_is_shown_and_nothing_else_done(script: str) -> None:
+    done = run(sys.executable, f"scripts/{script}", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: scripts/{script}" in done.stdout
+    done = run(sys.executable, f"scripts/{script}", "--nope")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"usage: scripts/{script}" in done.stderr
+
+
 # --- the curl line -------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,17 @@ import msgspec
 import pytest
 
 from pilotlight.errors import UsageError
-from pilotlight.settings import FIELDS, Settings, default_of, env_name, flag, from_args, from_kwargs, is_switch
+from pilotlight.settings import (
+    FIELDS,
+    Settings,
+    default_of,
+    env_name,
+    flag,
+    from_args,
+    from_kwargs,
+    is_switch,
+    unknown_variables,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,6 +30,8 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "served_model_name": ("a, b,", ("a", "b")),
     "host": ("::1", "::1"),
     "port": ("9000", 9000),
+    "health_port": ("9001", 9001),
+    "ping_loading_status": ("204", "204"),
     "api_key": ("clé", "clé"),
     "device": ("cuda:1", "cuda:1"),
     "dtype": ("float32", "float32"),
@@ -43,6 +55,7 @@ EXAMPLES: dict[str, tuple[str, Any]] = {
     "max_engine_deaths": ("1", 1),
     "runpod_queue": ("true", True),
     "verify": ("true", True),
+    "startup_trace": ("start.json", "start.json"),
     "log_level": ("debug", "debug"),
 }
 VALUED = [name for name in EXAMPLES if name != "model" and not is_switch(name)]
@@ -132,18 +145,18 @@ def test_other_words_for_a_switch_are_refused() -> None:
     [
         ("port", "65536", "65535"),
         ("port", "-1", "0"),
-        ("port", "http", "int"),
+        ("port", "http", "a whole number; "),
         ("max_model_len", "0", "1"),
-        ("max_num_seqs", "1.5", "int"),
+        ("max_num_seqs", "1.5", "a whole number; "),
         ("max_num_seqs", "1025", "1024"),
         ("max_num_batched_tokens", "15", "16"),
         ("gpu_memory_utilization", "0", "0"),
         ("gpu_memory_utilization", "1.01", "1"),
         ("gpu_memory_utilization", "nan", ""),
-        ("kv_cache_memory_bytes", "8GB", "int"),
+        ("kv_cache_memory_bytes", "8GB", "a whole number, or one with K, M or G; "),
         ("seed", "-1", "0"),
         ("seed", "9223372036854775808", "9223372036854775807"),
-        ("seed", "abc", "expected int; "),
+        ("seed", "abc", "expected a whole number; "),
         ("startup_timeout", "0", "0"),
         ("shutdown_timeout", "-1", "0"),
         ("device", "tpu", "one of auto, cpu, cuda, cuda:N"),
@@ -160,7 +173,7 @@ def test_refusal_names_flag_variable_value_and_what_was_expected(name: str, text
 
 @pytest.mark.parametrize("name", [name for name in VALUED if isinstance(EXAMPLES[name][1], int)])
 def test_number_that_the_line_to_the_engine_cannot_carry_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"^{flag(name)} .*: expected int <= "):
+    with pytest.raises(UsageError, match=rf"^{flag(name)} .*: expected a whole number <= "):
         from_args(["m", f"{flag(name)}={2**63}"], {})
 
 
@@ -170,6 +183,48 @@ def test_bytes_that_are_no_text_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=rf"^{flag(name)} .*: expected ") as caught:
         from_args([f"{flag(name)}={text}", "m"] if name != "model" else [text], {})
     str(caught.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2G", 2_000_000_000), ("2000M", 2_000_000_000), ("1g", 10**9), ("64k", 64_000), ("4096", 4096)],
+)
+@pytest.mark.parametrize("name", ["kv_cache_memory_bytes", "max_request_bytes"])
+def test_sizes_take_a_suffix(name: str, text: str, expected: int) -> None:
+    assert getattr(from_args(["m", f"{flag(name)}={text}"], {}), name) == expected
+    assert getattr(from_args(["m"], {env_name(name): text}), name) == expected
+
+
+@pytest.mark.parametrize("text", ["G", "-1G", "1.5G", "1_0M", "٣G", "1 G", "1T", "0G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    assert ": expected " in refusal("m", f"--kv-cache-memory-bytes={text}")
+
+
+def test_a_misspelt_variable_is_told_with_the_nearest_right_name() -> None:
+    assert unknown_variables({"PILOTLIGHT_MAXNUMSEQS": "3"}) == (
+        "PILOTLIGHT_MAXNUMSEQS is no variable of the server; did you mean PILOTLIGHT_MAX_NUM_SEQS? "
+        "(docs/flags.md has them all)"
+    )
+    secret = unknown_variables({"PILOTLIGHT_XYZ": "secret"})
+    assert secret == "PILOTLIGHT_XYZ is no variable of the server (docs/flags.md has them all)"
+
+
+def test_variables_that_are_right_or_kubernetes_own_are_not_told() -> None:
+    assert unknown_variables({env_name(name): "x" for name in FIELDS}) is None
+    assert unknown_variables({"PILOTLIGHT_EXEC_TIME": "1.0", "PILOTLIGHTS": "x", "MAXNUMSEQS": "3"}) is None
+    for service in ("PILOTLIGHT", "PILOTLIGHT_CHAT"):  # what a pod sees of a service `pilotlight`, `pilotlight-chat`
+        of_service = {
+            "SERVICE_HOST": "10.0.0.11",
+            "SERVICE_PORT": "80",
+            "SERVICE_PORT_HTTP": "80",
+            "PORT": "tcp://10.0.0.11:80",
+            "PORT_80_TCP": "tcp://10.0.0.11:80",
+            "PORT_80_TCP_PROTO": "tcp",
+            "PORT_80_TCP_PORT": "80",
+            "PORT_80_TCP_ADDR": "10.0.0.11",
+        }
+        assert unknown_variables({f"{service}_{name}": value for name, value in of_service.items()}) is None
+    assert "PILOTLIGHT_HEALTH_PORT?" in str(unknown_variables({"PILOTLIGHT_HEALT_PORT": "9000"}))
 
 
 @pytest.mark.parametrize("key", ["", "  ", "k\n", " k"])
@@ -199,7 +254,7 @@ def test_unknown_flag_is_refused_with_the_nearest_right_name(typed: str, nearest
 
 
 def test_unknown_flag_far_from_any_is_refused_without_a_guess() -> None:
-    assert refusal("m", "--xyzzy") == "unknown argument '--xyzzy'"
+    assert refusal("m", "--xyzzy") == "unknown argument '--xyzzy'; pilotlight serve --help lists them"
 
 
 def test_flag_is_not_taken_by_its_beginning() -> None:

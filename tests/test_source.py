@@ -55,9 +55,24 @@ def blob_of(snapshot: Path, name: str) -> Path:
 def test_a_directory_is_taken_as_given_even_where_the_cache_has_the_name(cache: Path, tmp_path: Path) -> None:
     add(cache, FIRST, WHOLE, main=True)
     assert resolve_model("acme/tiny") != Path("acme/tiny")
-    (tmp_path / "acme" / "tiny").mkdir(parents=True)
+    directory = tmp_path / "acme" / "tiny"
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text("{")  # what is wrong in it, its reader says
     assert resolve_model("acme/tiny") == Path("acme/tiny")
-    assert resolve_model(str(tmp_path)) == tmp_path
+    assert resolve_model(str(directory)) == directory
+
+
+def test_a_directory_that_is_no_model_is_refused_with_the_one_in_it(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    (models / "mine").mkdir(parents=True)
+    said = f"{models}: holds no config.json; expected the directory of a snapshot or of a checkpoint"
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve_model(str(models))
+    assert str(caught.value) == said
+    (models / "mine" / "config.json").write_text("{}")
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve_model(str(models))
+    assert str(caught.value) == f"{said}; there is one in {models / 'mine'}"
 
 
 def test_a_gguf_file_is_refused_with_the_command_that_helps(tmp_path: Path) -> None:
@@ -92,6 +107,17 @@ def test_a_hub_id_that_is_not_cached_says_where_it_looked_and_what_to_do(cache: 
     assert "`hf download acme/other`" in str(caught.value)
 
 
+def test_a_hub_id_that_runpod_has_not_cached_says_what_to_do_there(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNPOD_ENDPOINT_ID", "x")
+    with pytest.raises(
+        ModelNotFoundError, match="name it as the endpoint's model, so that RunPod caches it"
+    ) as caught:
+        resolve_model("acme/other")
+    assert "hf download" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("name", "valid"), [("gpt2", True), ("a/b.c-d_e", True), (".hidden", False), ("a//b", False)]
 )
@@ -103,8 +129,13 @@ def test_spelling_of_a_hub_id(name: str, valid: bool) -> None:
     ("environ", "expected"),
     [
         ({"HF_HUB_CACHE": "/c/hub", "HF_HOME": "/h"}, "/c/hub"),
+        ({"RUNPOD_POD_ID": "x", "XDG_CACHE_HOME": "/x"}, "/runpod-volume/huggingface-cache/hub"),
+        ({"RUNPOD_ENDPOINT_ID": "x", "BASE_PATH": "/mnt"}, "/mnt/huggingface-cache/hub"),
+        ({"RUNPOD_ENDPOINT_ID": "x", "HF_HOME": "/h"}, "/h/hub"),
         ({"HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/h"}, "/old"),
         ({"HF_HUB_CACHE": "", "HF_HOME": "/h"}, "/h/hub"),
+        ({"HF_HUB_CACHE": "~no-such-user/hub"}, "~no-such-user/hub"),
+        ({"HF_HOME": "~no-such-user"}, "~no-such-user/hub"),
         ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
         ({}, str(Path("~/.cache/huggingface/hub").expanduser())),
     ],
@@ -161,11 +192,26 @@ def test_J13_refs_main_without_its_snapshot(cache: Path) -> None:
         resolve_model("acme/tiny")
 
 
-def test_J13_damaged_refs_main(cache: Path) -> None:
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"", b" \n", b".", b"../..", b"/etc", b"a\0b", b"x" * 5000])
+def test_J13_damaged_refs_main_is_no_way_out_of_the_cache(cache: Path, text: bytes) -> None:
     add(cache, FIRST, WHOLE, main=True)
-    (cache / "models--acme--tiny" / "refs" / "main").write_bytes(b"\xff\xfe")
-    with pytest.raises(ModelNotFoundError, match="is missing; complete it with"):
+    (cache / "models--acme--tiny" / "refs" / "main").write_bytes(text)
+    with pytest.raises(ModelNotFoundError, match="refs/main: is damaged: expected the name of a directory"):
         resolve_model("acme/tiny")
+
+
+def test_cache_that_may_not_be_read_is_named(cache: Path) -> None:
+    """As root's is for the image's user."""
+    add(cache, FIRST, WHOLE, main=True)
+    cache.chmod(0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65532)
+    try:
+        with pytest.raises(ModelNotFoundError, match=r"^acme/tiny: .*: cannot be read: Permission denied$"):
+            resolve_model("acme/tiny")
+    finally:
+        os.seteuid(user)
 
 
 def test_J13_a_cache_folder_without_snapshots(cache: Path) -> None:
@@ -188,8 +234,9 @@ def test_J13_shards_that_the_index_names_are_part_of_complete(cache: Path) -> No
         resolve_model("acme/tiny")
 
 
-def test_J13_damaged_index_is_named(cache: Path) -> None:
-    add(cache, FIRST, {"config.json": "{}", "model.safetensors.index.json": "[]"}, main=True)
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"weight_map": {"a": 5, "b": "c"}}'])
+def test_J13_damaged_index_is_named(cache: Path, text: str) -> None:
+    add(cache, FIRST, {"config.json": "{}", "model.safetensors.index.json": text}, main=True)
     with pytest.raises(ModelNotFoundError, match=r"model\.safetensors\.index\.json is damaged"):
         resolve_model("acme/tiny")
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..messages import Sampling, TokenLogprob
+from ..timeline import Timeline
 from .layout import Layout
 
 Int32 = NDArray[np.int32]
@@ -124,6 +125,7 @@ class Device(Protocol):
     """A place to compute. `load` and `allocate` come first, in that order, once."""
 
     name: str
+    title: str  # what it is, for a person: "cpu native avx512_bf16"
     dtype: str  # of computation and of the K/V, once the weights are loaded
     default_kv_bytes: int | None  # most that K/V take unless the user says more; None: what the memory has
     gathers_pages: bool  # attention copies one layer's share of the pages in use while it runs
@@ -132,8 +134,11 @@ class Device(Protocol):
     def available_bytes(self) -> int:
         """Memory that weights, K/V and activations may use now, before the utilization share is taken."""
 
-    def load(self, layout: Layout) -> dict[str, Tensor]:
-        """Weights by their TensorSpec name. Raises ModelDataError for a file that ends early."""
+    def load(self, layout: Layout, timeline: Timeline) -> dict[str, Tensor]:
+        """Weights by their TensorSpec name. Raises ModelDataError for a file that ends early.
+
+        What it does is put on `timeline`: as "weights" what moves their bytes, and how many.
+        """
 
     def weight_bytes(self, layout: Layout) -> int:
         """Memory that the weights take once loaded. Asked before page_bytes: K/V may have the weights' dtype."""

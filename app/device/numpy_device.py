@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..timeline import Timeline
 from . import host, sampling
 from .base import Activation, AttentionShape, Batch, Float32, R, Sampled, Stage, StepShape
 from .layout import Layout
+from .mapped import loading
 from .numpy_attention import PagedAttention, Step
 from .numpy_weights import load_weights, loaded_bytes
 
@@ -24,6 +26,7 @@ class NumpyDevice:
     """Implements `base.Device`. Not thread-safe; one engine drives it."""
 
     name = "cpu"
+    title = "cpu numpy"
     dtype = "float32"
     # Host memory is shared with everything else on the machine, so K/V do not claim all of it by default.
     default_kv_bytes: int | None = 1 << 30
@@ -39,8 +42,9 @@ class NumpyDevice:
     def weight_bytes(self, layout: Layout) -> int:
         return loaded_bytes(layout)
 
-    def load(self, layout: Layout) -> dict[str, Float32]:
-        return load_weights(layout)
+    def load(self, layout: Layout, timeline: Timeline) -> dict[str, Float32]:
+        with loading(layout, timeline):
+            return load_weights(layout)
 
     def page_bytes(self, shape: AttentionShape) -> int:
         return shape.num_layers * 2 * shape.num_kv_heads * shape.page_size * shape.head_dim * 4

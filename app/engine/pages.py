@@ -19,7 +19,8 @@ and compares the tokens, so what is found is exactly the prompt's prefix, whatev
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ..settings import PAGE_SIZE
 
@@ -30,8 +31,7 @@ class IntegrityError(RuntimeError):
     """The pool's books do not agree: a bug in the engine."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
+class _Content(msgspec.Struct, frozen=True):
     """A full page: `parent` is the number of the content before it, `block` its tokens as int32 bytes."""
 
     number: int

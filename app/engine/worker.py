@@ -8,6 +8,7 @@ import ctypes
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -17,8 +18,6 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..device.choice import cuda_ordinal
-from ..device.cuda import early
 from ..device.host import usable_cpus
 from ..errors import EXIT_ENGINE, PilotlightError
 from ..messages import (
@@ -27,6 +26,7 @@ from ..messages import (
     FrameReader,
     Ready,
     Shutdown,
+    Spans,
     Start,
     StepDone,
     Submit,
@@ -36,13 +36,17 @@ from ..messages import (
     encode,
 )
 from ..settings import PAGE_SIZE, Settings
-from ..timeline import Timeline, process_start
+from ..timeline import Timeline, exec_time
+from .late import Late
 
 if TYPE_CHECKING:
+    from ..device.cuda.early import EarlyContext
+    from ..device.read_ahead import ReadAhead
     from .engine import Engine
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _RECEIVE_BYTES = 1 << 18
+_REST_SECONDS = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +79,11 @@ class Line:
         self._received.clear()
         return messages
 
+    def rest(self) -> None:
+        """Waits for a message, but not for long."""
+        if not self._received:
+            select.select([self._socket], [], [], _REST_SECONDS)
+
     def send(self, message: ToFront) -> None:
         try:
             self._socket.sendall(encode(message))
@@ -95,10 +104,15 @@ class Line:
         return True
 
 
-def main(descriptor: int) -> int:
-    """Runs the engine on the socket that the front left open as `descriptor`; the exit code."""
+def main(descriptor: int, *begun: "EarlyContext | ReadAhead") -> int:
+    """Runs the engine on the socket that the front left open as `descriptor`; the exit code.
+
+    begun: what is being done already, and belongs on the timeline.
+    """
     timeline = Timeline("engine")
-    timeline.add("python", process_start(), time.monotonic())
+    timeline.add_interpreter(exec_time(os.environ).time, time.monotonic())
+    for each in begun:
+        each.note(timeline)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     # The line's end tells of the front's death too, but not in the middle of a long step.
@@ -112,14 +126,17 @@ def main(descriptor: int) -> int:
 def work(line: Line, timeline: Timeline) -> int:
     """Load, tell, serve. What goes wrong is the last thing that the front hears."""
     try:
-        start = line.next()
+        with timeline.span("wait for settings", after="settings"):
+            start = line.next()
         if not isinstance(start, Start):
             raise TypeError(f"expected Start first, got {type(start).__name__}")
+        timeline.on_begin = lambda: line.send(Spans(timeline.spans))
         engine, ready = load(start.settings, timeline)
+        timeline.on_begin = None
         line.send(ready)
-        gc.collect()
         gc.freeze()  # what is loaded stays: collections need not look at it again
-        serve(line, engine)
+        gc.enable()
+        serve(line, engine, timeline)
     except PilotlightError as error:
         line.send(Fatal(str(error), error.exit_code))
         return error.exit_code
@@ -135,9 +152,6 @@ def work(line: Line, timeline: Timeline) -> int:
 
 def load(settings: Settings, timeline: Timeline) -> "tuple[Engine, Ready]":
     """The engine on its model. Raises PilotlightError."""
-    ordinal = cuda_ordinal(settings.device)
-    if ordinal is not None:
-        early.begin(ordinal)
     # OpenBLAS counts the machine's CPUs; more threads than a container's quota wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(usable_cpus()))
     with timeline.span("imports"):
@@ -151,25 +165,32 @@ def load(settings: Settings, timeline: Timeline) -> "tuple[Engine, Ready]":
         stream=sys.stderr,
     )
     model = load_model(Path(settings.model), settings, timeline)
+    report = timeline.begin("report")  # up to here it can tell of itself
     engine = Engine.of(model, settings)
+    report.end = time.monotonic()
     ready = Ready(
         max_model_len=engine.max_len,
         vocab_size=model.spec.vocab_size,
         pages=model.num_pages,
         page_size=PAGE_SIZE,
-        device=model.device.name,
+        device=model.device.title,
         dtype=model.device.dtype,
         spans=timeline.spans,
     )
     return engine, ready
 
 
-def serve(line: Line, engine: "Engine") -> None:
+def serve(line: Line, engine: "Engine", timeline: Timeline) -> None:
     """One StepDone for each step, until the front says Shutdown. Raises LineClosedError, and what a step raises."""
+    late = Late(engine, timeline, line.send, line.rest)
     while True:
         aborted = False
-        is_idle = not engine.has_work and not engine.prepare()
-        for message in line.arrived(wait=is_idle):
+        messages = line.arrived(wait=False)
+        if not messages and not engine.has_work:
+            if engine.prepare() if late.has_all else late.prepare():
+                continue
+            messages = line.arrived(wait=True)
+        for message in messages:
             match message:
                 case Submit():
                     engine.submit(message)
@@ -181,8 +202,10 @@ def serve(line: Line, engine: "Engine") -> None:
                 case Start():
                     raise TypeError("Start came twice")
         if engine.has_work:
-            line.send(StepDone(engine.step(), engine.stats))
+            outputs = engine.step() if late.has_token else late.step()
+            line.send(StepDone(outputs, engine.stats))
         elif aborted:
+            late.give_up()
             line.send(StepDone([], engine.stats))  # no step follows that would tell what is free now
         if not engine.has_work and _log.isEnabledFor(logging.DEBUG):
             engine.check_integrity()

@@ -10,7 +10,7 @@ from .auth import KeyGuard
 from .body import UnreadBodyLayer
 from .drain import DrainLayer
 from .errors import ApiError, ClientGone, on_api_error, on_client_gone, on_http_exception, on_unexpected
-from .routes import OPEN_PATHS, ROUTES
+from .routes import ROUTES, is_open
 from .service import Service
 
 
@@ -28,7 +28,7 @@ def build_app(service: Service) -> Starlette:
             )
         )
     if settings.api_key:
-        layers.append(Middleware(KeyGuard, key=settings.api_key, is_open=OPEN_PATHS.__contains__))
+        layers.append(Middleware(KeyGuard, key=settings.api_key, is_open=is_open))
     layers.append(Middleware(DrainLayer, drain=service.drain))
     return _app(service, layers)
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 async def chat_completions(request: Request) -> Response:
-    arrived = time.monotonic()
     service: Service = request.app.state.service
+    arrived = service.startup.arrive()
     fields = await read_json(request, service.settings.max_request_bytes)
     text = await service.text_ready()
     chat = parse_chat(fields, service.defaults)
@@ -44,7 +44,7 @@ async def chat_completions(request: Request) -> Response:
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "", "created": int(time.time()), "model": chat.model}
     if chat.stream:
         head["object"] = "chat.completion.chunk"
-        return EventStream(generation, ChatEvents(generation, head, chat.include_usage))
+        return EventStream(generation, ChatEvents(generation, head, chat.include_usage), service.startup)
     head["object"] = "chat.completion"
     collected = await collect(request, generation)
     return Response(orjson.dumps(head | reply(generation, collected)), media_type="application/json")

@@ -29,8 +29,8 @@ class Prompt(NamedTuple):
 
 
 async def completions(request: Request) -> Response:
-    arrived = time.monotonic()
     service: Service = request.app.state.service
+    arrived = service.startup.arrive()
     fields = await read_json(request, service.settings.max_request_bytes)
     text = await service.text_ready()
     completion = parse_completion(fields, service.defaults)
@@ -54,7 +54,8 @@ async def completions(request: Request) -> Response:
     }
     writer = CompletionWriter(generation, prompts)
     if completion.stream:
-        return EventStream(generation, CompletionEvents(generation, writer, head, completion.include_usage))
+        events = CompletionEvents(generation, writer, head, completion.include_usage)
+        return EventStream(generation, events, service.startup)
     collected = await collect(request, generation)
     return Response(orjson.dumps(head | reply(generation, writer, collected)), media_type="application/json")
 

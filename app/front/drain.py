@@ -22,6 +22,14 @@ class Drain:
         """From now on every POST is answered 503 and its connection closed."""
         self.draining = True
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._active > 0
+
+    async def until_idle(self) -> None:
+        await self._idle.wait()
+
     async def idle(self, seconds: float) -> bool:
         """Whether everything has been answered within so many seconds."""
         try:

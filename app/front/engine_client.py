@@ -18,6 +18,7 @@ from ..messages import (
     Output,
     Ready,
     Shutdown,
+    Spans,
     StepDone,
     Submit,
     ToEngine,
@@ -69,6 +70,8 @@ class Listener(Protocol):
     """Who is told what the engine says about itself."""
 
     def on_ready(self, ready: Ready) -> None: ...
+
+    def on_spans(self, spans: Spans) -> None: ...
 
     def on_step(self, step: StepDone) -> None: ...
 
@@ -160,6 +163,8 @@ class EngineClient(asyncio.Protocol):
                 self._listener.on_step(message)
             case Ready():
                 self._listener.on_ready(message)
+            case Spans():
+                self._listener.on_spans(message)
             case Fatal():
                 self._listener.on_fatal(message)
                 assert self._transport is not None

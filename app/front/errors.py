@@ -9,6 +9,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from ..params import ParameterError
 
@@ -81,14 +82,19 @@ async def on_client_gone(_: Request, error: Exception) -> Response:
     return Response(status_code=499)
 
 
+def _is_route(request: Request, path: str) -> bool:
+    """Whether the request would have found its handler at `path`: a base URL without /v1 is a common slip."""
+    scope = dict(request.scope) | {"path": path}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
+
+
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        message, code = (
-            f"there is no {request.method} {request.scope['path']}; GET / lists what there is",
-            "not_found",
-        )
+        path = request.scope["path"]
+        near = f"did you mean /v1{path}?" if _is_route(request, f"/v1{path}") else "GET / lists what there is"
+        message, code = f"there is no {request.method} {path}; {near}", "not_found"
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         message, code = (

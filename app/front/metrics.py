@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .startup import Startup
     from .supervisor import Supervisor
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,7 +53,7 @@ class Metrics:
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0))
     rejected: int = 0  # turned away with 503
 
-    def expose(self, model: str, supervisor: "Supervisor") -> str:
+    def expose(self, model: str, supervisor: "Supervisor", startup: "Startup") -> str:
         """The whole page in Prometheus' text format 0.0.4."""
         labels = f'model_name="{_escape(model)}"'
         stats, ready = supervisor.stats, supervisor.ready
@@ -108,6 +109,19 @@ class Metrics:
             *((f',finished_reason="{reason}"', count) for reason, count in self.finished.items()),
         )
         counter("requests_rejected", "Requests answered 503.", self.rejected)
+        phases, moments = startup.seconds()
+        put(
+            "startup_phase_seconds",
+            "gauge",
+            "What the start consisted of, by process and phase; phases overlap.",
+            *((f',phase="{phase}"', seconds) for phase, seconds in phases.items()),
+        )
+        put(
+            "startup_seconds",
+            "gauge",
+            "From the exec of the server until it was ready, and until the first token of an answer was out.",
+            *((f',until="{moment}"', seconds) for moment, seconds in moments.items()),
+        )
         histogram("time_to_first_token_seconds", "From the request to its first token.", self.time_to_first_token)
         histogram(
             "request_time_per_output_token_seconds",

@@ -1,7 +1,7 @@
 """What process 1 asks of the kernel: the listening socket, the file limit, the engine's process, its children.
 
-Apart because all of it happens before anything heavy is imported: this module may import the standard library's
-light modules and the messages, nothing else.
+Apart because all of it happens before anything heavy is imported: at its top this module imports the standard
+library's lightest modules and nothing else. `typing` alone takes 8 ms.
 """
 
 import os
@@ -9,15 +9,17 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
-import msgspec
-
+from .. import EXEC_TIME
 from ..errors import EXIT_ENGINE, UnavailableError
-from ..messages import Start, encode
-from ..settings import Settings, env_name
+from ..peek import env_name, snapshot_weights
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..settings import Settings
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: " (the kernel's answer when memory runs out)",
@@ -26,12 +28,28 @@ _HINTS: dict[int, str] = {
 BACKLOG = 2048  # connections that may wait while the web stack is being imported
 
 
-@dataclass(frozen=True, slots=True)
 class EngineProcess:
     """A started engine: its process id and our end of the line."""
 
-    pid: int
-    line: socket.socket
+    def __init__(self, pid: int, line: socket.socket) -> None:
+        self.pid = pid
+        self.line = line
+
+    def tell(self, settings: "Settings") -> None:
+        """The engine's first message: what it is to load."""
+        import msgspec
+
+        from ..messages import Start, encode
+
+        settings = msgspec.structs.replace(settings, api_key=None)  # the engine has no use for the secret
+        with suppress(OSError):  # it is dead already: the line's end will say so
+            self.line.sendall(encode(Start(settings)))
+
+    def abandon(self) -> None:
+        """Ends an engine that has nothing to load."""
+        self.line.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
 def open_standard_streams() -> None:
@@ -87,27 +105,32 @@ def engine_command() -> list[str]:
     return [sys.executable, *safe, "-m", f"{root}.engine"]
 
 
-def start_engine(command: Sequence[str], settings: Settings) -> EngineProcess:
-    """Starts the engine and tells it its settings.
+def start_engine(command: Sequence[str], settings: "Settings") -> EngineProcess:
+    """Starts the engine and tells it its settings."""
+    process = spawn_engine(command, settings.device, snapshot_weights(settings.model))
+    process.tell(settings)
+    return process
+
+
+def spawn_engine(command: Sequence[str], device: str, weights: Sequence[str]) -> EngineProcess:
+    """Starts the engine, which begins with `device` (as --device has it) and with reading the files `weights`.
 
     It gets a process group of its own: Ctrl-C in a terminal is for the front, which drains first. How it
     follows the front into death is its own affair (engine/worker.py).
     """
-    settings = msgspec.structs.replace(settings, api_key=None)  # the engine has no use for the secret
     environment = {name: value for name, value in os.environ.items() if name != env_name("api_key")}
+    environment[EXEC_TIME] = repr(time.monotonic())  # the engine's own
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.set_inheritable(True)
         pid = os.posix_spawn(
             command[0],
-            [*command, str(theirs.fileno())],
+            [*command, str(theirs.fileno()), device, *weights],
             environment,
             setpgroup=0,
             setsigmask=[],
             setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGCHLD],
         )
-    with suppress(OSError):  # it is dead already: the line's end will say so
-        ours.sendall(encode(Start(settings)))
     return EngineProcess(pid, ours)
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from .. import __version__
 from .chat import chat_completions
@@ -20,11 +21,17 @@ def _json(content: Any, status: int = 200) -> Response:
 
 
 async def index(request: Request) -> Response:
-    """What there is, for a person who opens the address in a browser."""
+    """The page for a browser; for anything else what there is, as JSON."""
+    from .page import document
+
+    if document.is_wanted(request.scope):
+        return document.reply(request)
     routes = [f"{route.method} {route.path.replace(':path', '')}" for route in ROUTES]
-    return _json(
+    response = _json(
         {"server": "pilotlight", "version": __version__, "models": _service(request).names, "routes": routes}
     )
+    response.headers["vary"] = "accept"
+    return response
 
 
 async def models(request: Request) -> Response:
@@ -55,8 +62,9 @@ async def live(request: Request) -> Response:
 
 
 async def ping(request: Request) -> Response:
-    """RunPod's and SageMaker's health check: 204 while the model is loaded, 200 while requests are served."""
-    if _service(request).supervisor.state == "starting":
+    """As `health`, but while the model loads RunPod is told 204: a worker that will be ready and is not yet."""
+    service = _service(request)
+    if service.supervisor.state == "starting" and service.settings.ping_loading_status == "204":
         return Response(status_code=204)
     return await health(request)
 
@@ -67,7 +75,15 @@ async def version(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     service = _service(request)
-    return Response(service.metrics.expose(service.names[0], service.supervisor), media_type=CONTENT_TYPE)
+    return Response(
+        service.metrics.expose(service.names[0], service.supervisor, service.startup), media_type=CONTENT_TYPE
+    )
+
+
+async def startup(request: Request) -> Response:
+    """The ledger of this server's start: spans of both processes in seconds since exec."""
+    service = _service(request)
+    return _json(service.startup.report(service.names[0], service.supervisor.state))
 
 
 class Route(NamedTuple):
@@ -89,8 +105,19 @@ ROUTES = (
     Route("GET", "/ping", ping, is_open=True),
     Route("GET", "/version", version, is_open=True),
     Route("GET", "/metrics", metrics),
+    Route("GET", "/startup", startup),
 )
 OPEN_PATHS = frozenset(route.path for route in ROUTES if route.is_open)
+
+
+def is_open(scope: Scope) -> bool:
+    """Whether a request needs no API key. The page needs none: it is the same for all and asks for the key itself."""
+    path: str = scope["path"]
+    if path == "/":
+        from .page import document
+
+        return document.is_wanted(scope)
+    return path in OPEN_PATHS
 
 
 def _service(request: Request) -> Service:

@@ -13,24 +13,31 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import PilotlightError
 from ..messages import Ready
 from ..settings import Settings
 from ..text.assets import load_text
-from ..timeline import Timeline, summary, waterfall
+from ..timeline import Exec, Timeline
 from .app import build_app
+from .errors import ApiError
 from .process import EngineProcess, address_of, reap_orphans
 from .service import Service, context_of
+from .startup import Startup
 from .supervisor import Supervisor, shutting_down
 from .web import FLUSH_SECONDS, WebServer
 
 if TYPE_CHECKING:
     from .runpod.queue import RunPodQueue
 
+ACCEPT_SECONDS = 0.005  # for health checks that wait in the socket: the text side would take Python's lock from them
+REST_SECONDS = 0.1  # without a request, before something is prepared that none has asked for
 NO_DESCRIPTORS_SECONDS = 60.0  # between two log lines about it
 
 log = logging.getLogger(__name__)
@@ -45,22 +52,24 @@ class Server:
         names: Sequence[str],
         command: Sequence[str],
         process: EngineProcess,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         timeline: Timeline,
+        exec: Exec,
         job_listener: socket.socket | None = None,
     ) -> None:
         """`settings.model` is the resolved directory; `names` are the API's for it. Made on the running loop.
 
-        `job_listener` is where RunPod's test API takes jobs, instead of the queue.
+        The first of `listeners` is the address that is told. `job_listener` is where RunPod's test API takes jobs,
+        instead of the queue.
         """
         self._settings = settings
-        self._listener = listener
-        self._timeline = timeline
-        self._address = address_of(listener)
+        self._listeners = listeners
+        self._startup = Startup(timeline, exec, settings.startup_trace)
+        self._address = address_of(listeners[0])
         self._told_to_stop = asyncio.Event()
         self._said_no_descriptors = float("-inf")  # when, on the loop's clock
-        self._supervisor = Supervisor(settings, command, process, self._announce)
-        self._service = Service(settings, names, self._supervisor)
+        self._supervisor = Supervisor(settings, command, process, self._announce, self._startup.note_engine)
+        self._service = Service(settings, names, self._supervisor, self._startup)
         self._job_listener = job_listener
         self._queue: RunPodQueue | None = None
 
@@ -72,11 +81,13 @@ class Server:
             loop.add_signal_handler(number, self._on_stop_signal)
         if os.getpid() == 1:
             loop.add_signal_handler(signal.SIGCHLD, lambda: reap_orphans(keep=self._supervisor.engine_pid))
-        web = WebServer(build_app(self._service), access_log=self._settings.log_level == "debug")
-        serving = loop.create_task(web.serve(sockets=[self._listener]))
+        is_debug = self._settings.log_level == "debug"
+        web = WebServer(build_app(self._service), access_log=is_debug, http=self._startup.watched(H11Protocol))
+        serving = loop.create_task(web.serve(sockets=list(self._listeners)))
         loading = loop.create_task(self._load())
         stopping = loop.create_task(self._told_to_stop.wait())
         log.info("listening at %s, loading %s", self._address, self._service.names[0])
+        has_failed = False
         try:
             ends: set[asyncio.Future[Any]] = {stopping, self._supervisor.failure, serving}
             if self._settings.runpod_queue:
@@ -94,16 +105,17 @@ class Server:
                 self._queue.ended.result()
             await self._drain(self._settings.shutdown_timeout)
         except PilotlightError:
+            has_failed = True
             await self._drain(0)
             raise
         finally:
             loading.cancel()
             stopping.cancel()
             logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # what it cuts off now has been told
-            web.should_exit = True
-            await serving
+            await web.stop(serving, at_once=has_failed)
             if self._queue is not None:
                 await self._queue.close()
+            self._startup.close()
             self._service.close()
             await self._supervisor.close()
         return 0
@@ -111,12 +123,25 @@ class Server:
     async def _load(self) -> None:
         """Loads the text side beside the event loop, then listens to the engine, which has been loading meanwhile."""
         service = self._service
-        with self._timeline.span("text"):
+        await asyncio.sleep(ACCEPT_SECONDS)
+        self._startup.note_loading()
+        with self._startup.timeline.span("text", thread="text", after="server"):
             text = await service.in_pool(partial(load_text, Path(self._settings.model), self._settings.chat_template))
         service.set_text(text)
+        self._startup.note_listening()
         await self._supervisor.attach()
         if text.template is not None:
+            await self._rest()
             await service.in_pool(text.template.prepare)
+
+    async def _rest(self) -> None:
+        """Until the engine is ready and nobody waits for an answer: who came during the start comes first."""
+        with suppress(ApiError):
+            await self._supervisor.wait_ready()
+        await asyncio.sleep(REST_SECONDS)
+        while self._service.drain.is_busy:
+            await self._service.drain.until_idle()
+            await asyncio.sleep(REST_SECONDS)
 
     async def _drain(self, seconds: float) -> None:
         """Answers what runs, for so long at most, and turns everything else away."""
@@ -134,9 +159,12 @@ class Server:
             self._supervisor.kill()
             os._exit(0)
         self._service.drain.begin()
-        log.info(
-            "stopping: running requests get %g s; a second signal stops at once", self._settings.shutdown_timeout
-        )
+        if self._service.drain.is_busy:
+            log.info(
+                "stopping: running requests get %g s; a second signal stops at once", self._settings.shutdown_timeout
+            )
+        else:
+            log.info("stopping: nothing runs")
         self._told_to_stop.set()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -146,18 +174,20 @@ class Server:
             if loop.time() - self._said_no_descriptors >= NO_DESCRIPTORS_SECONDS:
                 self._said_no_descriptors = loop.time()
                 log.error("no file descriptor is left, new connections wait (%s); raise ulimit -n", error.strerror)
-        elif not (isinstance(error, ValueError) and self._listener.fileno() < 0):  # its retry, after the end
+        elif not (isinstance(error, ValueError) and self._listeners[0].fileno() < 0):  # its retry, after the end
             loop.default_exception_handler(context)
 
     def _announce(self, ready: Ready) -> None:
         name = self._service.names[0]
+        startup = self._startup
         if self._supervisor.restarts:
+            startup.close()
             log.info("the engine is ready again")
             return
-        spans = self._timeline.spans + ready.spans
-        log.info("%s", summary(spans))
+        startup.note_ready(ready)
+        log.info("%s", startup.summary())
         if sys.stderr.isatty() or self._settings.log_level == "debug":
-            print("\n".join(waterfall(spans)), file=sys.stderr)
+            print("\n".join(startup.waterfall()), file=sys.stderr)
         log.info(
             "serving %s at %s (%s, %s, context %d tokens)",
             name,

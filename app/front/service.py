@@ -17,6 +17,7 @@ from .drain import Drain
 from .errors import ApiError, from_parameter, invalid, unavailable
 from .generation import Generation
 from .metrics import Metrics
+from .startup import Startup
 from .supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -32,11 +33,12 @@ _Result = TypeVar("_Result")
 
 
 class Service:
-    def __init__(self, settings: Settings, names: Sequence[str], supervisor: Supervisor) -> None:
+    def __init__(self, settings: Settings, names: Sequence[str], supervisor: Supervisor, startup: Startup) -> None:
         """`names` are those under which the model is served, the first one is its own."""
         self.settings = settings
         self.names = tuple(names)
         self.supervisor = supervisor
+        self.startup = startup
         self.metrics = Metrics()
         self.drain = Drain()
         self.created = int(time.time())
@@ -52,7 +54,10 @@ class Service:
         self._text.set_result(text)
 
     async def text_ready(self) -> "Text":
-        return await asyncio.shield(self._text)
+        self.startup.mark("read request")
+        text = await asyncio.shield(self._text)
+        self.startup.mark("wait for text", after="text")
+        return text
 
     def check_model(self, name: str) -> None:
         if name not in self.names:
@@ -73,11 +78,13 @@ class Service:
         self._check_room(sequences)
         if self.supervisor.ready is not None:
             return self.supervisor.ready
+        self.startup.mark("parse")
         self._held += sequences
         try:
             return await self.supervisor.wait_ready()
         finally:
             self._held -= sequences
+            self.startup.mark("wait for ready", after="wait for engine")
 
     def start(
         self,
@@ -94,6 +101,7 @@ class Service:
 
         `field_names` has the API's names of SamplingParams' fields and of the prompt, where they differ.
         """
+        self.startup.mark("tokenize")
         self._check_room(len(prompts) * params.n)
         samplings = []
         for prompt in prompts:
@@ -123,6 +131,7 @@ class Service:
             arrived=arrived,
         )
         self._next_id += len(generation.choices)
+        self.startup.mark("submit")
         generation.start()
         return generation
 

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from .engine_client import Channel
 from .errors import ApiError, ClientGone
 from .generation import Choice, Generation, Update
+from .startup import Startup
 
 KEEP_ALIVE_SECONDS = 5.0
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -74,9 +75,10 @@ class Events(ABC):
 class EventStream(Response):
     """A running generation as an ASGI response."""
 
-    def __init__(self, generation: Generation, events: Events) -> None:
+    def __init__(self, generation: Generation, events: Events, startup: Startup) -> None:
         super().__init__()
         self._generation = generation
+        self._startup = startup
         self._events = events
         self._wrote_at = 0.0
 
@@ -85,6 +87,7 @@ class EventStream(Response):
         loop = asyncio.get_running_loop()
         try:
             await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            write = self._startup.first_writer(send)
             async with _watched(receive, channel), self._keeping_alive(loop, channel):
                 while not generation.done:
                     updates = await generation.updates()
@@ -92,7 +95,7 @@ class EventStream(Response):
                     if not body and updates:
                         continue  # text held back: it may be the start of a stop string, or of a character
                     self._wrote_at = loop.time()
-                    await send({"type": "http.response.body", "body": body or _KEEP_ALIVE, "more_body": True})
+                    await write({"type": "http.response.body", "body": body or _KEEP_ALIVE, "more_body": True})
             end = events.last()
         except ApiError as error:
             end = b"data: %b\n\n" % error.body
@@ -132,6 +135,7 @@ async def collect(request: Request, generation: Generation) -> list[list[Update]
             while not generation.done:
                 for update in await generation.updates():
                     collected[update.choice.index].append(update)
+        request.app.state.service.startup.note_token("answer")
     finally:
         generation.close()
     return collected

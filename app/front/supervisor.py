@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from ..errors import EXIT_ENGINE, EngineDiedError, PilotlightError
-from ..messages import Fatal, Ready, Stats, StepDone, Submit
+from ..messages import Fatal, Ready, Span, Spans, Stats, StepDone, Submit
 from ..settings import Settings
 from .engine_client import Channel, EngineClient
 from .errors import ApiError, unavailable
@@ -50,12 +50,17 @@ class Supervisor:
         command: Sequence[str],
         process: EngineProcess,
         on_ready: Callable[[Ready], None] = lambda ready: None,
+        on_spans: Callable[[list[Span]], None] = lambda spans: None,
     ) -> None:
-        """`process` runs already; `command` starts its successors. `on_ready` hears each engine's first word."""
+        """`process` runs already; `command` starts its successors.
+
+        `on_ready` hears each engine's first word, `on_spans` what the first engine's start consists of.
+        """
         self._settings = settings
         self._command = command
         self._process = process
         self._announce = on_ready
+        self._note = on_spans
         self._client = EngineClient(self)
         self._transport: asyncio.BaseTransport | None = None
         self._alive = True  # the process is not collected yet
@@ -160,6 +165,10 @@ class Supervisor:
         self.state, self.ready, self._loaded = "ready", ready, True
         self._left_start.set()
         self._announce(ready)
+
+    def on_spans(self, spans: Spans) -> None:
+        if not self._deaths:
+            self._note(spans.spans)
 
     def on_step(self, step: StepDone) -> None:
         self.stats = step.stats

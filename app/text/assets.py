@@ -29,7 +29,7 @@ class Text:
 def load_text(directory: Path, chat_template: str | None = None) -> Text:
     """Reads tokenizer.json, which must be there, and what else there is beside it.
 
-    `chat_template` is a file that replaces the model's own template.
+    `chat_template` replaces the model's own template: a file, or a template, which has a brace.
     Raises ModelDataError, or UsageError for that file.
     """
     config = _read_object(directory / "config.json")
@@ -64,6 +64,8 @@ def load_text(directory: Path, chat_template: str | None = None) -> Text:
 
 def _read_templates(directory: Path, tokenizer_config: Mapping[str, Any], given: str | None) -> dict[str, str]:
     """Template texts by name. In transformers' order: files of their own win over tokenizer_config.json's entry."""
+    if given is not None and "{" in given:
+        return {"default": given}
     if given is not None:
         try:
             return {"default": Path(given).read_text(encoding="utf-8")}

@@ -24,6 +24,7 @@ from pilotlight.messages import (
     Ready,
     Sampling,
     Shutdown,
+    Spans,
     Start,
     StepDone,
     Submit,
@@ -48,17 +49,19 @@ class Front:
         line.settimeout(SECONDS)
         self._frames = FrameReader()
         self._messages: list[ToFront] = []
+        self.spans: list[Spans] = []
 
     def send(self, *messages: ToEngine) -> None:
         self.line.sendall(b"".join(map(encode, messages)))
 
     def next(self) -> ToFront | None:
-        """The next message; None at the end of the line."""
+        """The next message but for Spans, which are collected; None at the end of the line."""
         while not self._messages:
             data = self.line.recv(65536)
             if not data:
                 return None
-            self._messages += [decode_to_front(body) for body in self._frames.feed(data)]
+            for message in map(decode_to_front, self._frames.feed(data)):
+                (self.spans if isinstance(message, Spans) else self._messages).append(message)
         return self._messages.pop(0)
 
     def steps(self, until: Callable[[Collector, StepDone], bool]) -> tuple[Collector, list[StepDone]]:
@@ -76,7 +79,7 @@ class Front:
 def engine_process(settings: Settings) -> Iterator[tuple[Front, "subprocess.Popen[bytes]"]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", "pilotlight.engine", str(theirs.fileno())]
+        command = [sys.executable, "-m", "pilotlight.engine", str(theirs.fileno()), "cpu"]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
         theirs.close()
         front = Front(ours)
@@ -101,9 +104,12 @@ def test_a_process_serves_from_start_to_shutdown(chain_directory: Path) -> None:
         ready = front.next()
         assert isinstance(ready, Ready)
         assert (ready.max_model_len, ready.vocab_size, ready.page_size) == (100, 288, 16)
-        assert (ready.device, ready.dtype) == ("cpu", "float32")
+        assert (ready.device.split()[0], ready.dtype) == ("cpu", "float32")
         assert ready.pages >= 7
         assert {"python", "imports", "weights"} <= {span.name for span in ready.spans}
+        told = [[span.name for span in spans.spans if span.end is None] for spans in front.spans]
+        assert ["config"] in told, "it is told as it begins"
+        assert all(running == [spans.spans[-1].name] for running, spans in zip(told, front.spans, strict=True))
         assert all(span.process == "engine" and span.start <= span.end for span in ready.spans)
 
         # The front decides when to leave: signals that reach the whole process group change nothing.
@@ -139,7 +145,8 @@ def test_a_front_that_is_killed_takes_the_engine_along(chain_directory: Path) ->
     with ours, theirs:
         code = (
             "import subprocess, sys, time\n"
-            f"subprocess.Popen([sys.executable, '-m', 'pilotlight.engine', '{theirs.fileno()}'], close_fds=False)\n"
+            f"command = [sys.executable, '-m', 'pilotlight.engine', '{theirs.fileno()}', 'cpu']\n"
+            "subprocess.Popen(command, close_fds=False)\n"
             "time.sleep(1000)"
         )
         parent = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
@@ -260,12 +267,12 @@ def test_idle_moments_prepare_until_nothing_is_left_and_then_wait(monkeypatch: p
         front.send(start())
         assert isinstance(front.next(), Ready)
         assert is_idle.wait(SECONDS)
-        assert (waits, model.asked) == ([False] * 4 + [True], 5)  # it looks for messages after each piece
+        assert (waits, model.asked) == ([False] * 6 + [True], 5)  # it looks for messages before each, and rests first
         is_idle.clear()
         front.send(submit(0, [1], max_tokens=3))
         front.steps(lambda collector, step: finished(collector, 0))
         assert is_idle.wait(SECONDS)
-        assert (waits[5:], model.asked) == ([False] * 2 + [True], 6)  # asked again, once, and blocked
+        assert (waits[7:], model.asked) == ([False] * 3 + [True], 6)  # asked again, once, and blocked
         front.send(Shutdown())
     assert codes == [0]
 
@@ -281,8 +288,9 @@ def test_a_request_does_not_wait_for_what_is_prepared_in_idle_moments(monkeypatc
             fronts[0].send(item)
         if left == 97:
             steps_before.append(len(model.batches))
+            went_on.set()
 
-    model = Preparing(100, then)
+    model, went_on = Preparing(100, then), threading.Event()
 
     with worker_thread(monkeypatch, lambda settings, timeline: ready_engine(model)) as (front, codes):
         fronts.append(front)
@@ -290,6 +298,7 @@ def test_a_request_does_not_wait_for_what_is_prepared_in_idle_moments(monkeypatc
         assert isinstance(front.next(), Ready)
         collector, _ = front.steps(lambda collector, step: finished(collector, 0))
         assert collector.result(0) == expected(item, 200)
+        assert went_on.wait(30)
         front.send(Shutdown())
         assert front.next() is None
     assert steps_before == [3]

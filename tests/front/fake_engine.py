@@ -33,6 +33,7 @@ from pilotlight.messages import (
 
 DEFAULTS: dict[str, Any] = {
     "ready_delay": 0.0,  # seconds before Ready
+    "ready_when": None,  # a file that has to exist before Ready
     "fatal": None,  # [message, exit code] instead of Ready
     "exit_before_ready": None,  # an exit code
     "once": None,  # a file: what is below happens only while it does not exist, and creates it
@@ -83,6 +84,9 @@ class FakeEngine:
             sys.exit(behaviour["exit_before_ready"])
         if self.is_left_alone(behaviour["ready_delay"]):
             return
+        while behaviour["ready_when"] and not Path(behaviour["ready_when"]).exists():
+            if self.is_left_alone(0.005):
+                return
         if behaviour["fatal"] and self.armed:
             message, code = behaviour["fatal"]
             self.send(Fatal(message, code))

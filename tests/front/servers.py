@@ -40,6 +40,7 @@ class ServerProcess:
 
     The model is served under `names`; None leaves that to the server.
     `patch` is code that runs before, beside the scripted engine only: to shorten the server's own waits.
+    `command` takes the place of `pilotlight serve`.
     """
 
     def __init__(
@@ -50,8 +51,11 @@ class ServerProcess:
         fake: dict[str, Any] | None = None,
         env: dict[str, str] | None = None,
         patch: str = "",
+        command: list[str] | None = None,
     ) -> None:
-        if fake is None:
+        if command is not None:
+            pass
+        elif fake is None:
             command = [sys.executable, "-m", "pilotlight", "serve"]
         else:
             script = _WITH_FAKE_ENGINE.format(engine=str(FAKE_ENGINE), behaviour=json.dumps(fake), patch=patch)

@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from ...errors import ModelDataError, UnavailableError, amount
+from ...timeline import Timeline
 from ..base import Activation, AttentionShape, Batch, Float32, R, Sampled, Stage, StepShape
 from ..layout import Layout
 from . import (
@@ -66,6 +67,7 @@ class CudaDevice:
         """
         self._context = context = Context(ordinal)
         self.name = f"cuda:{ordinal}"
+        self.title = f"{self.name} {context.name}"
         self.dtype = ""
         self._half: Half
         self._fp8_pages = fp8_pages
@@ -109,7 +111,7 @@ class CudaDevice:
                 )
         return layout.nbytes // 2 if first.dtype == "F32" else layout.nbytes
 
-    def load(self, layout: Layout) -> dict[str, Weight]:
+    def load(self, layout: Layout, timeline: Timeline) -> dict[str, Weight]:
         """Weights as they are in bfloat16 and float16; fp32 is rounded to bfloat16 as it is read, with a warning.
 
         The driver loads the kernels meanwhile.
@@ -122,14 +124,23 @@ class CudaDevice:
                 "the weights are fp32 and are rounded to bfloat16 while they are read; half of the bytes to read are "
                 "saved by a snapshot of `pilotlight build snapshot --dtype bfloat16`"
             )
-        slab = self._take(nbytes, "weights")
+        with timeline.span("memory"):
+            slab = self._take(nbytes, "weights")
+
+        def read() -> None:
+            length = sum(extent.length for extent in layout.extents)
+            with timeline.span("weights", length, thread="weights", after="memory"):
+                loader.load(self._context, layout.extents, slab, narrow=stored == "F32")
+
         with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(loader.load, self._context, layout.extents, slab, narrow=stored == "F32")
-            self._kernels = Kernels(self.gpu, self._images)
-            self._owned.callback(self._kernels.close)
-            self._watch = Watch(self.name, self._step_seconds, self._kernels.recent)
-            self._owned.callback(self._watch.close)
-            reading.result()
+            reading = pool.submit(read)
+            with timeline.span("kernels", sum(len(image.data) for image in self._images)):
+                self._kernels = Kernels(self.gpu, self._images)
+                self._owned.callback(self._kernels.close)
+                self._watch = Watch(self.name, self._step_seconds, self._kernels.recent)
+                self._owned.callback(self._watch.close)
+            with timeline.span("wait for weights", after="weights"):
+                reading.result()
         ratio = 2 if stored == "F32" else 1
         return {
             tensor.name: Weight(slab + tensor.offset // ratio, tensor.shape[0], int(np.prod(tensor.shape[1:])))

@@ -7,6 +7,12 @@ here and no failure is told: whoever opens the device makes the same calls again
 import ctypes
 import os
 import threading
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ...messages import Span
+    from ...timeline import Timeline
 
 LIBRARY = "libcuda.so.1"
 
@@ -19,12 +25,37 @@ def environment() -> None:
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
-def begin(ordinal: int) -> threading.Thread:
+class EarlyContext(threading.Thread):
+    """Makes device `ordinal`'s primary context. `began` and `ended` are time.monotonic(); None: it is at it."""
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__(name="cuda-start", daemon=True)
+        self._ordinal = ordinal
+        self._span: Span | None = None
+        self.began = time.monotonic()
+        self.ended: float | None = None
+
+    def run(self) -> None:
+        _retain(self._ordinal)
+        self.ended = time.monotonic()
+        self._end_span()
+
+    def note(self, timeline: "Timeline") -> None:
+        """Puts it on the timeline, of which there was none when it began."""
+        self._span = timeline.add("context", self.began, None, thread="driver", after="python")
+        self._end_span()
+
+    def _end_span(self) -> None:
+        if self._span is not None and self.ended is not None:
+            self._span.end = self.ended
+
+
+def begin(ordinal: int) -> EarlyContext:
     """Starts to make device `ordinal`'s primary context, which the process keeps."""
     environment()
-    thread = threading.Thread(target=_retain, args=(ordinal,), name="cuda-start", daemon=True)
-    thread.start()
-    return thread
+    context = EarlyContext(ordinal)
+    context.start()
+    return context
 
 
 def _retain(ordinal: int) -> None:

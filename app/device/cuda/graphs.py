@@ -54,14 +54,24 @@ class Graphs:
         self._name = name
         self._captured: dict[Key, _Captured] = {}
         self._is_short = False  # of memory
+        self._is_new = True  # no step has been run
 
     def bucket(self, count: int) -> int:
         """The number of sequences that a step of `count` is filled up to."""
         return self._buckets[bisect.bisect_left(self._buckets, count)]
 
     def run(self, key: Key, compute: Callable[[], R]) -> R:
-        """Has done what `compute` enqueues, and gives what it gave when it was captured."""
-        captured = self._captured.get(key) or self.capture(key, compute)
+        """Has done what `compute` enqueues, and gives what it gave when it was captured.
+
+        The very first step is launched as it comes: where steps are started ahead, it is before the first token that
+        a client gets, which is not to wait until a graph is made.
+        """
+        captured = self._captured.get(key)
+        if captured is None:
+            if self._is_new:
+                self._is_new = False
+                return compute()
+            captured = self.capture(key, compute)
         if captured.executable is None:
             return compute()
         self._remember(captured.title)

@@ -41,7 +41,10 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(bench: Bench, snapshot: Path) -> Model:
-    return bench.load(snapshot, max_model_len=256)
+    """With its very first step behind it, which is in no graph."""
+    model = bench.load(snapshot, max_model_len=256)
+    device_of(model)._graphs._is_new = False
+    return model
 
 
 def device_of(model: Model) -> CudaDevice:
@@ -108,6 +111,16 @@ def test_a_replay_is_what_would_be_launched(
         eagerly(patch)
         assert decode(runner, sequences, FORMS[form], masked=masked) == replayed
     assert len({tuple(sampled.tokens) for sampled in replayed}) > 1
+
+
+def test_the_very_first_decode_step_makes_no_graph(bench: Bench, snapshot: Path) -> None:
+    """With lookahead it is started before the first token of all is out."""
+    runner = Runner(bench.load(snapshot, max_model_len=256))
+    sequences = prompts(runner, 3)
+    first = decode(runner, sequences, FORMS["plain"], steps=1)
+    assert keys(runner.model) == []
+    assert decode(runner, sequences, FORMS["plain"], steps=1) == first
+    assert keys(runner.model) == [Key(4, "step", True)]
 
 
 def test_logits_of_a_replay_are_those_of_launches(

@@ -16,6 +16,7 @@ from pilotlight.engine.engine import Engine
 from pilotlight.engine.worker import Line, serve
 from pilotlight.messages import Sampling, Shutdown, StepDone, Submit
 from pilotlight.model.model import Model
+from pilotlight.timeline import Timeline
 from tests.device.masks import pack_mask
 from tests.engine.test_worker import Front
 from tests.model.harness import load
@@ -68,7 +69,7 @@ def run(model: Model, stub: StubDriver, count: int, sampling: dict[str, Any]) ->
         gc.collect()
         gc.freeze()  # as the process does
         try:
-            serve(Line(theirs), Engine(model, max_num_seqs=count, max_num_batched_tokens=512))
+            serve(Line(theirs), Engine(model, max_num_seqs=count, max_num_batched_tokens=512), Timeline("engine"))
         finally:
             gc.unfreeze()
         reader.join()

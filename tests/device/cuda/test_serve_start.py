@@ -186,7 +186,7 @@ def test_each_call_of_a_kind_in_turn_may_be_without_memory(model: Path, call: st
 def test_a_gpu_by_its_number(model: Path, device: str, visible: str | None, knobs: dict[str, Any]) -> None:
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     with CudaServer(model, "--device", device, env=env, **knobs) as server, server.client() as client:
-        server.wait_for(rf"serving m at .* \({'cuda:0' if device == 'cuda' else device}, bfloat16")
+        server.wait_for(rf"serving m at .* \({'cuda:0' if device == 'cuda' else device} .*, bfloat16")
         assert ask(client, "1 ")["text"] == TEXT[:12]
 
 
