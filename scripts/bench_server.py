@@ -1,9 +1,11 @@
-"""What scripts/bench_serving starts and talks to: a server in processes of its own, over HTTP, and its memory."""
+"""What scripts/bench_serving and scripts/measure_startup start and talk to: a server in processes of its own, over
+HTTP, and its memory."""
 
 import asyncio
 import contextlib
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -11,9 +13,10 @@ import time
 import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
 
 # Work-arounds for old BLAS libraries that some machines set; they slow numpy's down. Removed for both sides.
 REMOVED_ENVIRONMENT = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
@@ -21,23 +24,36 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in 
 START_TIMEOUT = 300.0  # s, for a server to accept connections
 
 
+def environment(exec_time: float) -> dict[str, str]:
+    """Of a process that is about to be made: our server takes from it when its start began."""
+    return ENVIRONMENT | {"PILOTLIGHT_EXEC_TIME": repr(exec_time)}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 def our_command(model: str, flags: list[str]) -> list[str]:
     return [sys.executable, "-m", "pilotlight", "serve", model, "--port", "{port}", *flags]
 
 
 class Server:
-    """A server in processes of its own, until `stop`. In its command, {port} is the port that it is given."""
+    """A server in processes of its own, until `stop`. In its command, {port} is the port that it is given.
 
-    def __init__(self, command: list[str], log: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+    url: where it listens, for one that does not take a port. timeout: seconds that it has to start.
+    """
+
+    def __init__(self, command: list[str], log: Path, url: str = "", timeout: float = START_TIMEOUT) -> None:
+        self.url = url or f"http://127.0.0.1:{free_port()}"
+        parts = urllib.parse.urlsplit(self.url)
+        self.address = (parts.hostname or "", parts.port or 80)
         self.log = log
-        command = [word.replace("{port}", str(port)) for word in command]
-        self.started = time.monotonic()
+        self.timeout = timeout
+        self.command = [word.replace("{port}", str(self.address[1])) for word in command]
         with log.open("wb") as output:
-            self.process = subprocess.Popen(command, env=ENVIRONMENT, stdout=output, stderr=output)
-        self.address = ("127.0.0.1", port)
+            self.started = time.monotonic()
+            self.process = subprocess.Popen(self.command, env=environment(self.started), stdout=output, stderr=output)
 
     def connect(self, health: str = "") -> None:
         """Returns as soon as the port accepts; that is before our engine is ready, and requests are held until then.
@@ -51,12 +67,22 @@ class Server:
                 connection.sendall(f"GET {health} HTTP/1.0\r\n\r\n".encode())
                 if b" 200 " in connection.makefile("rb").readline():
                     return
-            if self.process.poll() is not None or time.monotonic() - self.started > START_TIMEOUT:
-                self.stop()
-                raise SystemExit(f"the server did not start:\n{self.log.read_text()[-4000:]}")
+            self.check()
             time.sleep(0.001)
 
-    def processes(self) -> dict[str, psutil.Process]:
+    def check(self) -> None:
+        """Raises SystemExit, with the end of its log, where it has ended or had its time to start."""
+        code = self.process.poll()
+        if code is None and time.monotonic() - self.started <= self.timeout:
+            return
+        self.stop()
+        why = f"within {self.timeout:g} s" if code is None else f"and left with code {code}"
+        said = self.log.read_text(errors="replace")[-4000:]
+        raise SystemExit(f"the server did not start {why}: {shlex.join(self.command)}\n{said}")
+
+    def processes(self) -> "dict[str, psutil.Process]":
+        import psutil  # an extra for the tests; who measures only starts does without it
+
         front = psutil.Process(self.process.pid)
         (engine,) = (child for child in front.children() if any("engine" in word for word in child.cmdline()))
         return {"front": front, "engine": engine}
@@ -70,6 +96,28 @@ class Server:
             self.process.wait()
 
 
+def first_line(command: list[str]) -> float:
+    """Seconds from the start of a process to the first line that it prints."""
+    start = time.monotonic()
+    with subprocess.Popen(
+        command, env=environment(start), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = time.monotonic() - start
+    if not line:
+        raise SystemExit(f"{shlex.join(command)} printed nothing")
+    return seconds
+
+
+class Refused(SystemExit):
+    """Another answer than 200."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(f"the server answered {status}: {why}")
+        self.status = status
+
+
 @dataclass
 class Stream:
     first: float  # time of the first text
@@ -78,7 +126,7 @@ class Stream:
 
 
 async def complete(url: str, body: dict[str, Any]) -> Stream:
-    """One streamed completion. Times are CLOCK_MONOTONIC seconds."""
+    """One streamed completion. Times are CLOCK_MONOTONIC seconds. Raises Refused, and OSError where it is cut off."""
     parts = urllib.parse.urlsplit(url)
     payload = json.dumps(body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**22)
@@ -88,11 +136,13 @@ async def complete(url: str, body: dict[str, Any]) -> Stream:
             f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
         )
         writer.write(head.encode() + payload)
-        status = await reader.readline()
+        status = (await reader.readline()).split()
+        if not status:
+            raise ConnectionResetError(f"{url} closed the connection without an answer")
         while (await reader.readline()).strip():
             pass
-        if b" 200 " not in status:
-            raise SystemExit(f"the server answered {status.decode().strip()}: {(await reader.read()).decode()}")
+        if status[1] != b"200":
+            raise Refused(int(status[1]), (await reader.read()).decode(errors="replace"))
         first, last, tokens = 0.0, 0.0, 0
         buffer = b""
         while size := int(await reader.readline(), 16):

@@ -28,20 +28,25 @@ def table(results: Mapping[str, dict[str, Any]]) -> str:
     machine = result["machine"]
     starts = result["start_to_first_token"]["pilotlight"]["seconds"]
     times = ", ".join(
-        f"{entry['ttft_ms']:.0f} ms and {entry['tpot_ms']:.1f} ms at {column}"
+        f"{entry['ttft_ms']:.0f} ms and {entry['tpot_ms']:.1f} ms with {titles.get(column, f'{column} streams')}"
         for column, entry in result["streams"]["pilotlight"].items()
         if column != "prefill"
     )
-    sources = ", ".join(
-        f"[{source}]({source}), {each['output_tokens']} tokens out" for source, each in results.items()
-    )
+    sources: dict[int, list[str]] = {}
+    for source, each in results.items():
+        sources.setdefault(each["output_tokens"], []).append(f"[{source}]({source})")
+    lengths = "; ".join(f"{', '.join(links)} (answers of {tokens} tokens)" for tokens, links in sources.items())
     lines += [
         "",
-        f"Over HTTP with streaming, {result['prompt_tokens']} tokens in, {machine['cores']} cores ({machine['cpu']}, "
-        f"{', '.join(machine['features'])}); medians of {result['rounds']} rounds in turn. Of the first row, time to "
-        f"first token and per token after it: {times}; from the process's start to its first token {starts:.2f} s. "
-        "Memory is the peak of the resident sets, mapped weights and kept prompts included. Every round, and the "
-        f"commands with the peers' flags: {sources}.",
+        f"Over HTTP with streaming, prompts of {result['prompt_tokens']} tokens, on {machine['cores']} cores of "
+        f"{machine['cpu']} ({', '.join(machine['features'])}); medians of {result['rounds']} rounds, in which the "
+        "sides take turns.",
+        "",
+        f"- The first row's time to first token, and time per token after it: {times}. From the process's start to "
+        f"its first token: {starts:.2f} s.",
+        "- Memory: peak of the resident sets, mapped weights and kept prompts included; Pilotlight's of its two "
+        "processes, front + engine.",
+        f"- Every round, and the commands with the peers' flags: {lengths}.",
         "",
         f"![tokens per second over streams](docs/benchmark-{first.rpartition('/')[2].removesuffix('.json')}.svg)",
         "",

@@ -4,7 +4,6 @@ The numbers are one block of 64 MB, written again and again: the disk, the link 
 """
 
 import json
-import os
 import string
 from collections.abc import Iterator
 from itertools import islice, product
@@ -54,16 +53,6 @@ def write(directory: Path, config: dict[str, Any], *, snapshot: bool) -> Path:
     words = ("".join(letters) for letters in product(string.ascii_lowercase, repeat=4))
     byte_tokenizer(list(islice(words, pieces))).tokenizer.save(str(directory / "tokenizer.json"))
     return directory
-
-
-def leave_page_cache(file: Path) -> None:
-    """So that the next reader finds the file on the disk, where the kernel does as it is asked."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def weights_file(directory: Path) -> Path:

@@ -4,14 +4,14 @@ Snapshots of random weights in real sizes, as far as disk and time allow. Each s
 page cache, as far as the kernel obeys, and with it inside.
 """
 
-import asyncio
-import re
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
-from scripts.bench_server import Server, complete, our_command
+from scripts.startup import pages
+from scripts.startup.sides import ours
+from scripts.startup.start import measure
 
 from .. import weights
 from ..job import Failed, Job, Skipped, figure
@@ -37,7 +37,7 @@ def run(job: Job) -> None:
         directory = Path(job.scratch) / name
         begun = time.perf_counter()
         weights.write(directory, config, snapshot=True)
-        weights.leave_page_cache(weights.weights_file(directory))
+        pages.let_go(weights.weights_file(directory))
         rate = nbytes / (time.perf_counter() - begun)
         try:
             cold, warm = (start(job, directory) for _ in range(2))
@@ -49,23 +49,21 @@ def run(job: Job) -> None:
 
 
 def start(job: Job, directory: Path) -> dict[str, Any]:
-    """first_token_s: from the process's start, which is also when the request begins to wait."""
+    """first_token_s: since exec, with the request waiting from when the port opens. spans: of /startup."""
+    flags = ["--device", "cuda", "--log-level", "debug", *server_flags(job)]
     log = Path(job.scratch) / "server.log"
-    server = Server(
-        our_command(str(directory), ["--device", "cuda", "--log-level", "debug", *server_flags(job)]), log
-    )
     try:
-        server.connect()
-        body = {"model": str(directory), "prompt": list(range(32, 64)), "max_tokens": 1, "temperature": 0}
-        first = asyncio.run(complete(server.url, body)).first - server.started
+        begun = measure(ours(str(directory), flags, prompt=list(range(32, 64))), "queued", log)
     except SystemExit as error:
-        raise Failed(f"{error}; {log.read_text(errors='replace')[-1500:]}") from None
-    finally:
-        server.stop()
-    said = log.read_text(errors="replace")
-    ready = re.search(r"ready in (\d+) ms", said)
-    spans = [line.rstrip() for line in said.splitlines() if re.match(r"(front|engine) +.*\|.*\| +\d+ ms", line)]
-    return {"first_token_s": figure(first), "ready_ms": int(ready[1]) if ready else None, "waterfall": spans}
+        raise Failed(f"{error}") from None
+    assert begun.ledger is not None
+    ready = begun.ledger["seconds"]["ready"]
+    return {
+        "first_token_s": figure(begun.marks["first_token"]),
+        "ready_ms": round(1000 * ready),
+        "unattributed_s": figure(begun.ledger["unattributed"]),
+        "spans": begun.ledger["spans"],
+    }
 
 
 def server_flags(job: Job) -> list[str]:

@@ -1,0 +1,1 @@
+"""What scripts/measure_startup is made of."""
