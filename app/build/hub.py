@@ -1,5 +1,6 @@
 """Downloads a model from the Hugging Face hub into its cache: the files that a snapshot is made from, no others."""
 
+import re
 from pathlib import Path
 
 from ..errors import ModelNotFoundError, PilotlightError, UnavailableError
@@ -40,7 +41,7 @@ def download(model: str, documents: tuple[str, ...]) -> tuple[Path, str]:
 def _failure(model: str, error: Exception) -> PilotlightError:
     from huggingface_hub import errors
 
-    reason = " ".join(str(error).split())[:300]
+    reason = _cause(error)
     if isinstance(error, errors.GatedRepoError):
         return ModelNotFoundError(f"{model}: the hub gives it to accepted accounts only; set HF_TOKEN ({reason})")
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -48,3 +49,13 @@ def _failure(model: str, error: Exception) -> PilotlightError:
             f"{model}: the hub has no such model, or it is private and needs HF_TOKEN ({reason})"
         )
     return UnavailableError(f"{model}: is no file or directory here, and cannot be downloaded ({reason})")
+
+
+def _cause(error: BaseException) -> str:
+    """What the hub's library says, on one line; of a hub out of reach only the system's word at its bottom."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError):  # says all that it tried, in four lines
+        while error.__cause__ is not None:
+            error = error.__cause__
+    return " ".join(re.sub(r"^\[Errno -?\d+\] ", "", str(error)).split())[:300]

@@ -22,21 +22,24 @@ from ..device.layout import WeightDtype
 from ..errors import ModelDataError, UnavailableError, UsageError
 from ..model.checkpoint import (
     MANIFEST,
+    SHARDED_FORMAT,
     SNAPSHOT_FORMAT,
-    SNAPSHOT_WEIGHTS,
     hash_header,
     is_snapshot,
     open_checkpoint,
     read_manifest,
+    weights_names,
 )
-from ..model.safetensors import Header, plan_header
+from ..settings import parse_size
 from ..source import expand
 from .hub import NEEDS_EXTRA
 from .sources import TOKENIZER, Source, open_source
 from .tokenizer import stands, write_mapped
-from .writer import Report, check_space, replacing, stored_tensors, write_document, write_json, write_weights
+from .weights import Report, Shard, plan_shards, write_weights
+from .writer import check_space, replacing, write_document, write_json
 
 _DTYPES: dict[str, WeightDtype] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8"}
+_WEIGHTS_FILES = "weights*.safetensors"
 _HASH_BYTES = 4 * 1024 * 1024
 
 
@@ -47,17 +50,20 @@ def command(argv: list[str]) -> int:
     started = time.monotonic()
     previous = signal.signal(signal.SIGTERM, _terminated)
     try:
-        built = build_snapshot(options.source, output, options.dtype, force=options.force, say=print)
+        built = build_snapshot(
+            options.source, output, options.dtype, shard_bytes=options.shard_bytes, force=options.force, say=print
+        )
     except (KeyboardInterrupt, _Terminated) as stop:
         print(f"pilotlight: interrupted; {output} is as it was", file=sys.stderr)
         return 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
     finally:
         signal.signal(signal.SIGTERM, previous)
-    size = (output / SNAPSHOT_WEIGHTS).stat().st_size / 1e6
+    size = sum(file.stat().st_size for file in output.glob(_WEIGHTS_FILES)) / 1e6
+    weights = f"{size:.0f} MB of {read_manifest(output)['dtype']} weights"
     if built:
-        print(f"{output}: built in {time.monotonic() - started:.1f} s, {size:.0f} MB of weights")
+        print(f"{output}: built in {time.monotonic() - started:.1f} s, {weights}")
     else:
-        print(f"{output}: already built from {options.source}, {size:.0f} MB of weights")
+        print(f"{output}: already built from {options.source}, {weights}")
     return 0
 
 
@@ -66,35 +72,37 @@ def build_snapshot(
     output: Path,
     dtype: str = "auto",
     *,
+    shard_bytes: int | None = None,
     force: bool = False,
     say: Callable[[str], object] = lambda line: None,
 ) -> bool:
     """Makes the snapshot of `source` at `output`; False where it stands there already.
 
     dtype: "float32", "float16", "bfloat16", "int8" (matrices, with a scale for each row; vectors are float32), or
-    "auto" for the source's own (float32 for a quantized GGUF, which alone holds its numbers exactly). `force`
-    replaces another snapshot. `say` gets a line about the tokenizer. On any failure `output` stays as it was.
+    "auto" for the source's own (float32 for a quantized GGUF, which alone holds its numbers exactly). `shard_bytes`:
+    of weights in a file at most, None for one file. `force` replaces another snapshot. `say` gets a line about the
+    tokenizer. On any failure `output` stays as it was.
     """
     bar_class = _progress_bar()
     found = open_source(source)
     target = _target_dtype(found) if dtype == "auto" else _DTYPES[dtype]
-    tensors = stored_tensors(found.description.tensors, target)
-    header = plan_header(tensors, {"pilotlight_snapshot": str(SNAPSHOT_FORMAT)})
+    shards = plan_shards(found, target, shard_bytes, {"pilotlight_snapshot": str(SNAPSHOT_FORMAT)})
     source_bytes = sum(file.stat().st_size for file in found.files.values())
-    total = source_bytes + header.file_size - header.data_start
+    total = source_bytes + sum(shard.header.file_size - shard.header.data_start for shard in shards)
     try:
         with bar_class(total=total, unit="B", unit_scale=True, delay=1, desc=output.name) as bar:
-            manifest = _manifest(found, target, header, bar.update)
+            manifest = _manifest(found, target, shards, bar.update)
             if _stands(output, found, manifest, force):
                 if not stands(output / TOKENIZER):  # a snapshot of an earlier version
                     say(f"{output}: {write_mapped(output / TOKENIZER)}")
                 return False
-            check_space(output, header.file_size)
+            check_space(output, sum(shard.header.file_size for shard in shards))
             with replacing(output) as partial:
-                digest = write_weights(partial / SNAPSHOT_WEIGHTS, header, found, target, bar.update)
-                manifest["weights"]["data_sha256"] = digest
-                with safe_open(partial / SNAPSHOT_WEIGHTS, framework="numpy"):
-                    pass  # any tool is to read the file, so the format's own library has the last word on it
+                for shard, about in zip(shards, _about_files(manifest), strict=True):
+                    file = partial / about["file"]
+                    about["data_sha256"] = write_weights(file, shard, target, bar.update)
+                    with safe_open(file, framework="numpy"):
+                        pass  # any tool is to read the file, so the format's own library has the last word on it
                 for name, content in found.documents.items():
                     write_document(partial / name, content)
                 note = write_mapped(partial / TOKENIZER)
@@ -131,8 +139,25 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         default="auto",
         help="dtype of the weights (default: auto, the source's own; float32 for a quantized GGUF)",
     )
+    parser.add_argument(
+        "--shard-bytes",
+        type=_bytes,
+        metavar="N",
+        help="split the weights into files of at most N bytes, as 2000M or 2G, which an image can hold in layers of "
+        "their own (default: one file)",
+    )
     parser.add_argument("--force", action="store_true", help="replace another snapshot that stands at DIR")
     return parser.parse_args(argv)
+
+
+def _bytes(text: str) -> int:
+    number = parse_size(text)
+    if number <= 0:
+        raise ValueError
+    return number
+
+
+_bytes.__name__ = "number of bytes"  # what argparse calls it in its refusal
 
 
 def _progress_bar() -> Any:
@@ -153,27 +178,37 @@ def _target_dtype(source: Source) -> WeightDtype:
     return cast(WeightDtype, encoding) if encoding in _DTYPES.values() else "F32"
 
 
-def _manifest(source: Source, dtype: WeightDtype, header: Header, report: Report) -> dict[str, Any]:
+def _manifest(source: Source, dtype: WeightDtype, shards: Sequence[Shard], report: Report) -> dict[str, Any]:
     """All but the hash of the data, which is known when it is written. Hashes the source's files."""
     files = [
         {"name": name, "size": file.stat().st_size, "sha256": _hash(file, report)}
         for name, file in source.files.items()
     ]
     names = {weight: name for name, weight in _DTYPES.items()}
+    weights = [
+        {
+            "file": name,
+            "size": shard.header.file_size,
+            "data_start": shard.header.data_start,
+            "tensors": len(shard.tensors),
+            "header_sha256": hash_header(shard.header),
+        }
+        for name, shard in zip(weights_names(len(shards)), shards, strict=True)
+    ]
     return {
-        "format": SNAPSHOT_FORMAT,
+        "format": SNAPSHOT_FORMAT if len(weights) == 1 else SHARDED_FORMAT,
         "pilotlight": __version__,
         "family": source.description.spec.family,
         "dtype": names[dtype],
         "source": {"location": source.location, "files": files},
-        "weights": {
-            "file": SNAPSHOT_WEIGHTS,
-            "size": header.file_size,
-            "data_start": header.data_start,
-            "tensors": len(source.description.tensors),
-            "header_sha256": hash_header(header),
-        },
+        "weights": weights[0] if len(weights) == 1 else weights,
     }
+
+
+def _about_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What it records of each weights file."""
+    weights = manifest["weights"]
+    return weights if isinstance(weights, list) else [weights]
 
 
 def _stands(output: Path, source: Source, manifest: Mapping[str, Any], force: bool) -> bool:
@@ -196,6 +231,10 @@ def _difference(output: Path, source: Source, manifest: Mapping[str, Any]) -> st
         return str(error)
     if standing.get("dtype") != manifest["dtype"]:
         return f"of {standing.get('dtype')}"
+    if standing.get("format") != manifest["format"] or (
+        isinstance(manifest["weights"], list) and len(standing.get("weights", ())) != len(manifest["weights"])
+    ):
+        return "with weights in another number of files"
     recorded = standing.get("source")
     if not isinstance(recorded, dict) or recorded.get("files") != manifest["source"]["files"]:
         return f"made from {recorded.get('location') if isinstance(recorded, dict) else 'something else'}"

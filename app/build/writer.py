@@ -3,25 +3,15 @@
 import contextlib
 import fcntl
 import glob
-import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ..device.layout import SCALE_SUFFIX, WeightDtype
 from ..errors import UnavailableError
-from ..model.safetensors import Header
-from ..model.spec import TensorSpec
-from .sources import Source
-
-Shape = tuple[int, ...]
-Report = Callable[[int], object]  # called with the bytes done since the last call
 
 
 @contextlib.contextmanager
@@ -60,67 +50,19 @@ def check_space(output: Path, needed: int) -> None:
         raise UnavailableError(f"{place}: {free / 1e6:,.1f} MB are free, the snapshot needs {needed / 1e6:,.1f} MB")
 
 
-def stored_tensors(tensors: Sequence[TensorSpec], dtype: WeightDtype) -> Iterator[tuple[str, WeightDtype, Shape]]:
-    """What a snapshot in `dtype` holds, in order. With int8 a scale follows each matrix, and vectors are fp32."""
-    for tensor in tensors:
-        if dtype != "I8":
-            yield tensor.name, dtype, tensor.shape
-        elif len(tensor.shape) == 1:
-            yield tensor.name, "F32", tensor.shape
-        else:
-            yield tensor.name, dtype, tensor.shape
-            yield tensor.name + SCALE_SUFFIX, "F32", tensor.shape[:1]
-
-
-def write_weights(file: Path, header: Header, source: Source, dtype: WeightDtype, report: Report) -> str:
-    """Writes the header and every tensor of `source` in `dtype`. Returns the sha256 of the data section."""
-    digest = hashlib.sha256()
-    with contextlib.ExitStack() as files, open(file, "wb") as out:
-        descriptors: dict[Path, int] = {}
-        out.write(header.encoded)
-
-        def put(chunk: memoryview | bytes) -> None:
-            digest.update(chunk)
-            out.write(chunk)
-
-        def start(name: str) -> None:
-            put(bytes(header.tensors[name].offset - out.tell()))
-
-        for tensor, pieces in zip(source.description.tensors, source.pieces, strict=True):
-            start(tensor.name)
-            scales = []
-            for piece in pieces:
-                if piece.file not in descriptors:
-                    descriptors[piece.file] = files.enter_context(open(piece.file, "rb")).fileno()
-                descriptor = descriptors[piece.file]
-                if dtype == "I8" and len(tensor.shape) > 1:
-                    for rows, scale in piece.quantize(descriptor):
-                        put(rows.data)
-                        scales.append(scale)
-                        report(rows.nbytes + scale.nbytes)
-                    continue
-                for chunk in piece.recode(descriptor, "F32" if dtype == "I8" else dtype):
-                    put(chunk.data)
-                    report(chunk.nbytes)
-            if scales:
-                start(tensor.name + SCALE_SUFFIX)
-                put(np.concatenate(scales).data)
-        _sync(out)
-    return digest.hexdigest()
-
-
 def write_document(file: Path, content: bytes) -> None:
     file.parent.mkdir(exist_ok=True)
     with open(file, "wb") as out:
         out.write(content)
-        _sync(out)
+        sync(out)
 
 
 def write_json(file: Path, document: Mapping[str, Any]) -> None:
     write_document(file, json.dumps(document, indent=2).encode() + b"\n")
 
 
-def _sync(out: Any) -> None:
+def sync(out: Any) -> None:
+    """Onto the disk."""
     out.flush()
     os.fsync(out.fileno())
 

@@ -1,16 +1,18 @@
 """From a directory on disk to a `Layout`: where each tensor's bytes lie and where they belong in the slab.
 
-Two kinds of directory are opened: a snapshot of ours (manifest.json and weights.safetensors, one extent) and a
-Hugging Face checkpoint as it lies on the hub (one extent for each source tensor). Only headers are read here.
+Two kinds of directory are opened: a snapshot of ours (manifest.json and weights.safetensors, one extent, or a few
+shards of it) and a Hugging Face checkpoint as it lies on the hub (one extent for each source tensor). Only headers
+are read here.
 """
 
 import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
+
+import msgspec
 
 from ..device.layout import (
     DATA_ALIGNMENT,
@@ -31,6 +33,7 @@ from .spec import TensorSpec
 MANIFEST = "manifest.json"
 SNAPSHOT_WEIGHTS = "weights.safetensors"
 SNAPSHOT_FORMAT = 1
+SHARDED_FORMAT = 2  # the weights in several files: a list in the manifest, which earlier versions do not know
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _REBUILD = "build it again with `pilotlight build snapshot`"
@@ -42,12 +45,18 @@ _HASH_BYTES = 8 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceTensor:
+class SourceTensor(msgspec.Struct, frozen=True):
     """A tensor of a Hugging Face checkpoint in its file."""
 
     file: Path
     entry: TensorEntry
+
+
+def weights_names(count: int) -> list[str]:
+    """A snapshot's weights files, in the order of the slab."""
+    if count == 1:
+        return [SNAPSHOT_WEIGHTS]
+    return [f"weights-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
 
 
 def is_snapshot(directory: Path) -> bool:
@@ -259,8 +268,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise ModelDataError(f"{directory}: has {SNAPSHOT_WEIGHTS} but no {MANIFEST}; {_REBUILD}")
     manifest = read_json(file)
     version = manifest.get("format")
-    if version != SNAPSHOT_FORMAT:
-        raise ModelDataError(f"{file}: snapshot format {version!r}, this version reads {SNAPSHOT_FORMAT}; {_REBUILD}")
+    if version not in (SNAPSHOT_FORMAT, SHARDED_FORMAT):
+        formats = f"{SNAPSHOT_FORMAT} and {SHARDED_FORMAT}"
+        raise ModelDataError(f"{file}: snapshot format {version!r}, this version reads {formats}; {_REBUILD}")
     return manifest
 
 
@@ -285,9 +295,39 @@ def hash_header(header: Header) -> str:
 
 def _open_snapshot(directory: Path, tensors: Sequence[TensorSpec], verify: bool) -> Layout:
     recorded = read_manifest(directory).get("weights")
-    if not isinstance(recorded, dict):
+    shards = recorded if isinstance(recorded, list) else [recorded]
+    if not shards or not all(isinstance(shard, dict) for shard in shards):
         raise ModelDataError(f"{directory / MANIFEST}: says nothing about the weights; {_REBUILD}")
-    file = directory / SNAPSHOT_WEIGHTS
+    found: dict[str, _Stored] = {}
+    extents = []
+    end = 0
+    for name, shard in zip(weights_names(len(shards)), shards, strict=True):
+        file = directory / name
+        header = _read_recorded(file, shard, verify)
+        start = end + -end % TENSOR_ALIGNMENT
+        for entry in header.tensors.values():
+            if entry.name.startswith(FILLER_PREFIX):
+                continue
+            if entry.name in found:
+                raise ModelDataError(
+                    f"{file}: tensor {entry.name!r} is in {found[entry.name].file.name} too; {_REBUILD}"
+                )
+            found[entry.name] = _Stored(file, entry, start + entry.offset - header.data_start)
+        end = start + header.file_size - header.data_start
+        extents.append(Extent(file, header.data_start, end - start, start))
+    return Layout(_snapshot_table(directory / weights_names(len(shards))[0], found, tensors), tuple(extents), end)
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """A tensor of a snapshot, and where it belongs in the slab."""
+
+    file: Path
+    entry: TensorEntry
+    slab_offset: int
+
+
+def _read_recorded(file: Path, recorded: Mapping[str, Any], verify: bool) -> Header:
+    """The header of a snapshot's weights file, which must be the one that the manifest records."""
     if not file.exists():
         raise ModelDataError(f"{file}: the snapshot's weights are missing; {_REBUILD}")
     header = read_header(file)
@@ -299,11 +339,9 @@ def _open_snapshot(directory: Path, tensors: Sequence[TensorSpec], verify: bool)
         raise ModelDataError(f"{file}: its header is not the one that {MANIFEST} records; {_REBUILD}")
     if header.file_size != recorded.get("size"):
         raise ModelDataError(f"{file}: has {header.file_size} bytes, {MANIFEST} records {recorded.get('size')}")
-    placed = _snapshot_table(file, header, tensors)
     if verify and hash_data(file, header.data_start) != recorded.get("data_sha256"):
         raise ModelDataError(f"{file}: its data differs from what {MANIFEST} records (sha256); {_REBUILD}")
-    nbytes = header.file_size - header.data_start
-    return Layout(placed, (Extent(file, header.data_start, nbytes, 0),), nbytes)
+    return header
 
 
 def _lost_layout(header: Header) -> bool:
@@ -316,13 +354,17 @@ def _lost_layout(header: Header) -> bool:
     )
 
 
-def _snapshot_table(file: Path, header: Header, tensors: Sequence[TensorSpec]) -> tuple[Placed, ...]:
-    """The tensors in the order of `tensors`, then scales of int8; they and the fillers are all that may be there."""
+def _snapshot_table(first: Path, found: Mapping[str, _Stored], tensors: Sequence[TensorSpec]) -> tuple[Placed, ...]:
+    """The tensors in the order of `tensors`, then scales of int8; they are all that may be there.
+
+    first: of the weights files, to say where a tensor is missing.
+    """
     placed, wanted = [], list(tensors)
     for tensor in wanted:  # which grows by the scales
-        entry = header.tensors.get(tensor.name)
-        if entry is None:
-            raise ModelDataError(f"{file}: tensor {tensor.name!r} is missing, config.json asks for it; {_REBUILD}")
+        stored = found.get(tensor.name)
+        if stored is None:
+            raise ModelDataError(f"{first}: tensor {tensor.name!r} is missing, config.json asks for it; {_REBUILD}")
+        file, entry = stored.file, stored.entry
         if entry.shape != tensor.shape:
             raise ModelDataError(
                 f"{file}: tensor {tensor.name!r} has shape {list(entry.shape)}, config.json asks for "
@@ -339,9 +381,11 @@ def _snapshot_table(file: Path, header: Header, tensors: Sequence[TensorSpec]) -
         if entry.dtype == "I8":
             wanted.append(TensorSpec(tensor.name + SCALE_SUFFIX, tensor.shape[:1], ()))
         dtype = cast(WeightDtype, entry.dtype)
-        placed.append(Placed(tensor.name, entry.shape, dtype, entry.offset - header.data_start, entry.nbytes))
+        placed.append(Placed(tensor.name, entry.shape, dtype, stored.slab_offset, entry.nbytes))
     names = {tensor.name for tensor in wanted}
-    for name in header.tensors:
-        if name not in names and not name.startswith(FILLER_PREFIX):
-            raise ModelDataError(f"{file}: tensor {name!r} is there, config.json does not ask for it; {_REBUILD}")
+    for name, stored in found.items():
+        if name not in names:
+            raise ModelDataError(
+                f"{stored.file}: tensor {name!r} is there, config.json does not ask for it; {_REBUILD}"
+            )
     return tuple(placed)

@@ -36,9 +36,11 @@ class Model:
         self.num_pages = num_pages
         self.lookahead = device.lookahead
         self.weights = weights
+        self._has_run = False
 
     def start(self, batch: Batch) -> "Running":
         """Begins an engine step: K/V of the batch's tokens written, the named rows sampled and scored."""
+        self._has_run = True
         device = self.device
         step = device.begin(batch)
         if any(row.mask for row in batch.rows):
@@ -54,7 +56,13 @@ class Model:
 
     def prepare(self) -> bool:
         """Does a little of what later steps would have to wait for; whether there may be more."""
+        if not self._has_run:
+            self.warm_up()
         return self.device.prepare(lambda step: self.choose(step, self.forward(step)))
+
+    def warm_up(self) -> None:
+        """One token that leaves no K/V: whatever the first step pays for is paid before the first request."""
+        self.run(_one_token())
 
     def forward(self, step: Step) -> Tensor:
         """Hidden states of the rows that the step wants."""
@@ -104,54 +112,54 @@ def load_model(directory: Path, settings: Settings, timeline: Timeline) -> Model
         description = describe(untied(directory, read_config(directory)))
         spec = description.spec
         layout = open_checkpoint(directory, description.tensors, verify=settings.verify)
-    with timeline.span("device"):
+    with timeline.span("device", after="context"):
         device = open_device(settings)
-    shape = AttentionShape(
-        spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.dim, PAGE_SIZE
-    )
-    step = StepShape(
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        vocab_size=spec.vocab_size,
-        num_tokens=max(settings.max_num_batched_tokens, settings.max_num_seqs),
-        num_seqs=settings.max_num_seqs,
-        num_logits=max(settings.max_num_seqs, _SCORED_AT_ONCE),
-        num_logprobs=settings.max_logprobs,
-        max_length=settings.max_model_len or spec.max_position,
-    )
-    weight_bytes = device.weight_bytes(layout)
-    page = device.page_bytes(shape)
-    memory = Memory(
-        available=device.available_bytes(),
-        weights=weight_bytes,
-        activations=device.activation_bytes(shape, step),
-        page=page,
-        page_scratch=-(-page // spec.num_layers) if device.gathers_pages else 0,
-        default_kv=device.default_kv_bytes,
-    )
-    plan = plan_pages(
-        spec,
-        memory,
-        page_size=PAGE_SIZE,
-        utilization=settings.gpu_memory_utilization,
-        max_num_seqs=settings.max_num_seqs,
-        max_model_len=settings.max_model_len,
-        kv_bytes=settings.kv_cache_memory_bytes,
-    )
-    with timeline.span("weights", layout.nbytes):
-        weights = device.load(layout)
+    with timeline.span("plan"):
+        shape = AttentionShape(
+            spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.dim, PAGE_SIZE
+        )
+        step = StepShape(
+            hidden_size=spec.hidden_size,
+            intermediate_size=spec.intermediate_size,
+            vocab_size=spec.vocab_size,
+            num_tokens=max(settings.max_num_batched_tokens, settings.max_num_seqs),
+            num_seqs=settings.max_num_seqs,
+            num_logits=max(settings.max_num_seqs, _SCORED_AT_ONCE),
+            num_logprobs=settings.max_logprobs,
+            max_length=settings.max_model_len or spec.max_position,
+        )
+        weight_bytes = device.weight_bytes(layout)
+        page = device.page_bytes(shape)
+        memory = Memory(
+            available=device.available_bytes(),
+            weights=weight_bytes,
+            activations=device.activation_bytes(shape, step),
+            page=page,
+            page_scratch=-(-page // spec.num_layers) if device.gathers_pages else 0,
+            default_kv=device.default_kv_bytes,
+        )
+        plan = plan_pages(
+            spec,
+            memory,
+            page_size=PAGE_SIZE,
+            utilization=settings.gpu_memory_utilization,
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=settings.max_model_len,
+            kv_bytes=settings.kv_cache_memory_bytes,
+        )
+    weights = device.load(layout, timeline)
     with timeline.span("kv cache"):
         cos, sin = rotary_table(spec.rope, plan.max_model_len)
         device.allocate(shape, replace(step, max_length=plan.max_model_len), plan.num_pages, cos, sin)
     model = Model(spec, device, weights, plan.max_model_len, plan.num_pages)
-    with timeline.span("first forward"):
-        model.run(_warm_up())
+    if device.lookahead:  # a GPU: that its kernels run is known before it counts as ready
+        with timeline.span("first forward"):
+            model.warm_up()
     _log_loaded(spec, memory, plan)
     return model
 
 
-def _warm_up() -> Batch:
-    """One token that leaves no K/V: whatever the first step pays for is paid before the first request."""
+def _one_token() -> Batch:
     zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
     return Batch(
         tokens=zero,

@@ -5,7 +5,8 @@ numbers and with the largest context that would fit.
 """
 
 import logging
-from dataclasses import dataclass
+
+import msgspec
 
 from ..errors import UnavailableError, UsageError, amount
 from .spec import ModelSpec
@@ -13,8 +14,7 @@ from .spec import ModelSpec
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """What the plan starts from, in bytes."""
 
     available: int  # before the utilization share is taken
@@ -25,8 +25,7 @@ class Memory:
     default_kv: int | None = None  # most that K/V take unless the user says more
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     max_model_len: int
     num_pages: int
 
@@ -53,27 +52,26 @@ def plan_pages(
         )
     budget = int(memory.available * utilization) - memory.weights - memory.activations
     needs = f"weights {amount(memory.weights)}, activations {amount(memory.activations)}"
-    has = f"{utilization * 100:g}% of the {amount(memory.available)} that are free"
+    has = f"there are {utilization * 100:g}% of the {amount(memory.available)} that are free"
     fitting = max(0, budget) // (memory.page + memory.page_scratch)
     source = has
     if kv_bytes is not None:
+        shown = amount(kv_bytes) if kv_bytes >= 1e6 else f"{kv_bytes} bytes"  # of a few, "0.0 MB" would say nothing
         if kv_bytes > budget:
-            raise UnavailableError(
-                f"the model does not fit: {needs}, --kv-cache-memory-bytes {amount(kv_bytes)}; there are {has}"
-            )
-        fitting, source = kv_bytes // memory.page, f"--kv-cache-memory-bytes {amount(kv_bytes)}"
+            raise UnavailableError(f"the model does not fit: {needs}, --kv-cache-memory-bytes {shown}; {has}")
+        fitting, source = kv_bytes // memory.page, f"--kv-cache-memory-bytes allows {shown}"
     wanted = max_model_len or spec.max_position
     pages_wanted = -(-wanted // page_size)
     if fitting < 1:
         raise UnavailableError(
             f"the model does not fit: {needs}, and {amount(memory.page)} for each {page_size} tokens of context; "
-            f"there are {source}"
+            f"{source}"
         )
     if pages_wanted > fitting:
         largest = fitting * page_size
         message = (
             f"a context of {wanted} tokens needs {amount(pages_wanted * memory.page)} of KV cache beside {needs}; "
-            f"there are {source}"
+            f"{source}"
         )
         if max_model_len is not None:
             raise UnavailableError(f"{message}; the largest context that fits is --max-model-len {largest}")

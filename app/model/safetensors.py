@@ -6,10 +6,13 @@ Format: https://huggingface.co/docs/safetensors/index (u64 length, JSON, data).
 """
 
 import json
+import os
+import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..device.layout import DATA_ALIGNMENT, STORED_BYTES, TENSOR_ALIGNMENT, WeightDtype
 from ..errors import ModelDataError
@@ -29,8 +32,7 @@ _BITS: dict[str, int] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorEntry(msgspec.Struct, frozen=True):
     """A tensor of a file. `offset` counts from the file's beginning; `dtype` is any string the file has."""
 
     name: str
@@ -40,8 +42,7 @@ class TensorEntry:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """`encoded` is what precedes the data: the length, the JSON and its padding."""
 
     tensors: Mapping[str, TensorEntry]  # in the order of their bytes
@@ -60,6 +61,8 @@ def read_header(file: Path) -> Header:
     Raises ModelDataError, naming file and reason, for anything that is not a whole and valid safetensors file.
     """
     try:
+        if stat.S_ISFIFO(os.stat(file).st_mode):  # which opening would wait for
+            raise ModelDataError(f"{file}: is a pipe, expected a file")
         with open(file, "rb") as stream:
             size = stream.seek(0, 2)
             stream.seek(0)

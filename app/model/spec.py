@@ -4,16 +4,16 @@ A family (`families/`) makes a `ModelSpec` and the list of its tensors from a co
 between the models we serve stands here as a value.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from ..device.base import Activation
 
 RopeScaling = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
-@dataclass(frozen=True, slots=True)
-class RopeSpec:
+class RopeSpec(msgspec.Struct, frozen=True):
     """Rotary embedding: `dim` of each head are rotated, halves against halves (neox order).
 
     `parameters` are the scaling's own numbers under transformers' names (factor, low_freq_factor, ...).
@@ -26,8 +26,7 @@ class RopeSpec:
     parameters: tuple[tuple[str, float | tuple[float, ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(msgspec.Struct, frozen=True):
     family: str
     vocab_size: int  # rows of the embedding, columns of the logits
     hidden_size: int
@@ -56,8 +55,7 @@ class ModelSpec:
         return self.num_kv_heads * self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(msgspec.Struct, frozen=True):
     """One tensor as the devices want it: `sources` of the checkpoint, concatenated along their rows.
 
     `[q_proj, k_proj, v_proj]` make `qkv`, `[gate_proj, up_proj]` make `gate_up`; most have one source.
@@ -68,8 +66,7 @@ class TensorSpec:
     sources: tuple[str, ...]  # "model.layers.3.self_attn.q_proj.weight", ...
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(msgspec.Struct, frozen=True):
     """What a family makes of a config.json: the model, and its tensors in the order in which a slab holds them."""
 
     spec: ModelSpec

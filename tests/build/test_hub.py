@@ -112,7 +112,10 @@ def test_gated_model(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_no_network_and_no_cache(tmp_path: Path) -> None:
-    assert_refused(build(None, tmp_path), 69, "cannot be downloaded")
+    done = build(None, tmp_path)
+    assert_refused(done, 69)
+    cause = "is no file or directory here, and cannot be downloaded (Connection refused)"
+    assert done.stderr.splitlines()[-1] == f"pilotlight: acme/tiny: {cause}"
 
 
 def test_repository_without_weights(hub: Hub, repository: Path, tmp_path: Path) -> None:

@@ -109,7 +109,9 @@ def test_source_that_is_not_there(source: str, tmp_path: Path) -> None:
     [
         ([], "required: SOURCE, -o"),
         (["x"], "required: -o"),
-        (["x", "-o", "y", "--dtype", "int8"], "invalid choice: 'int8'"),
+        (["x", "-o", "y", "--dtype", "int4"], "invalid choice: 'int4'"),
+        (["x", "-o", "y", "--shard-bytes", "2T"], "--shard-bytes: invalid number of bytes value: '2T'"),
+        (["x", "-o", "y", "--shard-bytes", "0"], "--shard-bytes: invalid number of bytes value: '0'"),
         (["x", "-o", "y", "--quantize"], "unrecognized arguments: --quantize"),
     ],
 )
@@ -122,7 +124,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         command(["--help"])
     assert caught.value.code == 0
-    assert "--dtype {auto,float32,float16,bfloat16}" in capsys.readouterr().out
+    assert "--dtype {auto,float32,float16,bfloat16,int8}" in capsys.readouterr().out
 
 
 def test_missing_extra_is_one_line(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

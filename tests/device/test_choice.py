@@ -20,6 +20,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The file that shows an NVIDIA driver on a machine that has none yet."""
     file = tmp_path / "nvidiactl"
     monkeypatch.setattr(choice, "_DEVICE_FILES", (file,))
+    monkeypatch.setattr(choice, "_LIBRARIES", (tmp_path / "libcuda.so.1",))
+    for name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
     return file
 
 
@@ -35,6 +38,37 @@ def test_auto_is_the_gpu_where_the_machine_shows_one(machine: Path, soft: object
     assert open_device(settings).name == "cpu"
     machine.touch()
     assert open_device(settings).name == "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("visible", "mounted", "ordinal"),
+    [
+        ("all", False, None),  # our image where there is no GPU
+        ("all", True, 0),
+        ("void", True, None),  # a runtime that gives GPUs in another way shows them by their files
+        ("none", True, None),
+        ("", True, None),
+        ("0", False, 0),
+        ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", False, 0),
+    ],
+)
+def test_auto_believes_the_containers_runtime(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, visible: str, mounted: bool, ordinal: int | None
+) -> None:
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", visible)
+    if mounted:
+        machine.with_name("libcuda.so.1").touch()
+    assert cuda_ordinal("auto") == ordinal
+
+
+def test_a_promised_gpu_that_does_not_show_is_no_cpu(machine: Path, soft, monkeypatch: pytest.MonkeyPatch) -> None:
+    soft.reset(devices=0)
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "0")
+    settings = from_kwargs(model="m", device="auto")
+    with pytest.raises(UnavailableError, match="CUDA_ERROR_NO_DEVICE"):
+        open_device(settings)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # by somebody who wants the CPU
+    assert open_device(settings).name == "cpu"
 
 
 def test_auto_is_the_cpu_where_every_gpu_is_hidden(machine: Path, soft, caplog: pytest.LogCaptureFixture) -> None:

@@ -373,10 +373,13 @@ def test_snapshot_of_another_model(snapshot: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"format": 2}, "snapshot format 2, this version reads 1"),
+        ({"format": 3}, "snapshot format 3, this version reads 1 and 2"),
         ({"format": None}, "snapshot format None"),
         ({"weights": None}, "says nothing about the weights"),
+        ({"weights": []}, "says nothing about the weights"),
+        ({"weights": [None]}, "says nothing about the weights"),
         ({"weights": {}}, "its header is not the one"),
+        ({"weights": [{}, {}]}, "weights-00001-of-00002.safetensors: the snapshot's weights are missing"),
     ],
 )
 def test_snapshot_with_a_changed_manifest(snapshot: Path, change: dict[str, Any], reason: str) -> None:
@@ -406,3 +409,39 @@ def test_snapshot_with_a_damaged_manifest(snapshot: Path, content: bytes) -> Non
     (snapshot / "manifest.json").write_bytes(content)
     with pytest.raises(ModelDataError, match=r"manifest\.json: is not"):
         open_checkpoint(snapshot, SPECS)
+
+
+@pytest.fixture
+def shards(single: Path, tmp_path: Path) -> list[Path]:
+    """The weights files of a snapshot that has several."""
+    build_snapshot(str(single), tmp_path / "snapshot", shard_bytes=100_000)
+    return sorted((tmp_path / "snapshot").glob("weights-*.safetensors"))
+
+
+def test_snapshot_without_one_of_its_shards(shards: list[Path]) -> None:
+    shards[1].unlink()
+    with pytest.raises(ModelDataError, match=rf"^{shards[1]}: the snapshot's weights are missing"):
+        open_checkpoint(shards[1].parent, SPECS)
+
+
+def test_snapshot_with_a_shard_in_anothers_place(shards: list[Path]) -> None:
+    shards[1].write_bytes(shards[0].read_bytes())
+    with pytest.raises(ModelDataError, match=rf"^{shards[1]}: its header is not the one"):
+        open_checkpoint(shards[1].parent, SPECS)
+
+
+def test_snapshot_with_a_tensor_in_two_shards(shards: list[Path]) -> None:
+    manifest = json.loads(shards[0].with_name("manifest.json").read_text())
+    manifest["weights"][1] = manifest["weights"][0]
+    shards[0].with_name("manifest.json").write_text(json.dumps(manifest))
+    shards[1].write_bytes(shards[0].read_bytes())
+    with pytest.raises(ModelDataError, match=rf"^{shards[1]}: tensor 'embed.weight' is in {shards[0].name} too"):
+        open_checkpoint(shards[1].parent, SPECS)
+
+
+def test_shard_with_flipped_bits_is_found_by_verify(shards: list[Path]) -> None:
+    content = bytearray(shards[-1].read_bytes())
+    content[-9] ^= 1
+    shards[-1].write_bytes(content)
+    with pytest.raises(ModelDataError, match=rf"^{shards[-1]}: its data differs.*sha256"):
+        open_checkpoint(shards[-1].parent, SPECS, verify=True)

@@ -45,8 +45,8 @@ def test_spans_of_a_load(tmp_path):
     timeline = Timeline("engine")
     directory = write_tiny(tmp_path)
     load_model(directory, from_kwargs(model=str(directory)), timeline)
-    assert [span.name for span in timeline.spans] == ["config", "device", "weights", "kv cache", "first forward"]
-    weights = timeline.spans[2]
+    assert [span.name for span in timeline.spans] == ["config", "device", "plan", "weights", "kv cache"]
+    weights = timeline.spans[3]
     assert weights.bytes >= 4 * sum(tensor.size for tensor in llama_tensors(llama_config()).values())
     assert all(span.start <= span.end for span in timeline.spans)
 

@@ -1,6 +1,7 @@
 """The header that we write is what the safetensors library reads, and no mutation of one does worse than an error."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -142,3 +143,9 @@ def test_a_name_that_is_taken_is_a_programming_error(names: tuple[str, str]) -> 
 
 def _library_entries(file: Path) -> list[dict[str, object]]:
     return [{"name": name, **entry} for name, entry in safetensors.deserialize(file.read_bytes())]
+
+
+def test_a_pipe_in_a_files_place_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "weights.safetensors")
+    with pytest.raises(ModelDataError, match=r"weights\.safetensors: is a pipe, expected a file"):
+        read_header(tmp_path / "weights.safetensors")
