@@ -12,6 +12,8 @@ from .yaml_file import write
 
 # What a GPU may be coupled with: CPUs, and the most GiB beside them. The first is the least in both.
 _HOSTS = {"nvidia-l4": ((4, 16), (6, 24), (8, 32)), "nvidia-rtx-pro-6000": ((20, 80),)}
+_PREVIEWS = ("nvidia-rtx-pro-6000",)  # refused unless the service says that it takes previews
+_REGISTRIES = ("pkg.dev", "gcr.io", "docker.io")
 _LONGEST_START = 1800  # seconds, of a startup probe with a GPU
 _LONGEST_REQUEST = 3600
 _SHUTDOWN = 10  # seconds between SIGTERM and SIGKILL
@@ -38,6 +40,9 @@ def render(deployment: Deployment) -> Rendering:
         "run.googleapis.com/startup-cpu-boost": "true",
         "run.googleapis.com/gpu-zonal-redundancy-disabled": "false" if section.zonal_redundancy else "true",
     }
+    service_annotations: dict[str, str] = {"run.googleapis.com/ingress": section.ingress}
+    if gpu.name in _PREVIEWS:
+        service_annotations["run.googleapis.com/launch-stage"] = "BETA"
     container: dict[str, Any] = {
         "image": description.image,
         "ports": [{"name": "http1", "containerPort": description.port}],
@@ -61,7 +66,7 @@ def render(deployment: Deployment) -> Rendering:
         "metadata": {
             "name": description.name,
             "labels": {"cloud.googleapis.com/location": section.region},
-            "annotations": {"run.googleapis.com/ingress": section.ingress},
+            "annotations": service_annotations,
         },
         "spec": {"template": {"metadata": {"annotations": annotations}, "spec": spec}},
     }
@@ -80,7 +85,13 @@ def _host(deployment: Deployment, gpu: str) -> tuple[int, int]:
 
 def _notes(deployment: Deployment, gpu: str, cpu: int, memory: int) -> list[str]:
     host, timeouts = deployment.description.host, deployment.description.timeouts
-    notes = ["scaling.idle: Cloud Run itself decides how long an idle replica stays"]
+    registry, _, rest = deployment.description.image.partition("/")
+    notes = [
+        "gpu.min_cuda: Cloud Run chooses its drivers itself",
+        "scaling.idle: Cloud Run itself decides how long an idle replica stays",
+    ]
+    if rest and "." in registry and not registry.endswith(_REGISTRIES):
+        notes.append(f"image: Cloud Run pulls from {registry} only through a remote repository of Artifact Registry")
     if (cpu, memory) != (host.cpu, host.memory):
         notes.append(f"host: raised to {cpu} CPUs and {memory} GiB, the next that Cloud Run couples with {gpu}")
     if timeouts.shutdown > _SHUTDOWN - 1:

@@ -1,6 +1,9 @@
 """`pilotlight deploy render` and `push`: which file, which platform, where to."""
 
 import argparse
+import io
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,21 +28,36 @@ DEFAULT_FILE = "serverless.yml"
 def command(argv: Sequence[str]) -> int:
     """Runs `pilotlight deploy`. Returns the exit code; raises PilotlightError."""
     options = _parse(argv)
+    if sys.stdout is None:  # as Python has it where the descriptor is closed
+        raise UnavailableError("stdout: is closed; what is shown goes there (/dev/null will do)")
     deployment = read_deployment(Path(options.file))
-    if options.action == "push":
-        push(deployment, send=options.yes)
-        return 0
-    rendering = TARGETS[options.target](deployment)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # as a file is, whatever the terminal is said to take
+    try:
+        if options.action == "push":
+            push(deployment, send=options.yes)
+        else:
+            _write(TARGETS[options.target](deployment), options.output)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered goes nowhere: Python flushes again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # whoever read has left, as `head` does
+            return 128 + signal.SIGPIPE
+        raise UnavailableError(f"stdout: cannot be written: {error.strerror}") from None
+    return 0
+
+
+def _write(rendering: Rendering, output: str | None) -> None:
     for note in rendering.notes:
         print(f"note: {note}", file=sys.stderr)
-    if options.output is None:
+    if output is None:
         sys.stdout.write(rendering.text)
-        return 0
+        return
     try:
-        Path(options.output).write_text(rendering.text, encoding="utf-8")
+        Path(output).write_text(rendering.text, encoding="utf-8")
     except OSError as error:
-        raise UnavailableError(f"{options.output}: cannot be written: {error.strerror}") from None
-    return 0
+        raise UnavailableError(f"{output}: cannot be written: {error.strerror}") from None
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

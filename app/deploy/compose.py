@@ -1,32 +1,34 @@
-"""Compose: one replica on this machine's GPU, for `docker compose up`."""
+"""Compose: one replica on this machine's GPU, for `docker compose up`; `gpus` is known to Compose 2.30 and later."""
 
 from typing import Any
 
 from .reading import Deployment
-from .rendering import Rendering, variables
+from .rendering import Rendering, literal, variables
 from .yaml_file import write
 
-# Any answer but a 2xx raises, and leaves with 1.
-_PROBE = "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}{path}', timeout=4)"
+# By a socket alone: an HTTP client would go through a proxy that the environment names, and its import every second
+# would slow the start that is waited for.
+_PROBE = (
+    "import socket; line = socket.create_connection(('127.0.0.1', {port}), 4); "
+    r"line.sendall(b'GET {path} HTTP/1.0\r\n\r\n'); raise SystemExit(b' 200 ' not in line.recv(64))"
+)
 
 
 def render(deployment: Deployment) -> Rendering:
     description = deployment.description
     port, timeouts = description.port, description.timeouts
-    environment = {name: value.replace("$", "$$") for name, value in variables(deployment).items()}
-    environment["PORT"] = str(port)
+    environment = literal(variables(deployment)) | {"PORT": str(port)}
     # Taken from the shell or from .env when Compose runs: there is no store of secrets to name.
     environment |= {
         name: f"${{{name}:?set {name} to the value of {secret}}}" for name, secret in description.secrets.items()
     }
-    gpu = {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     service: dict[str, Any] = {
         "image": description.image,
         "ports": [f"{description.compose.address}:{port}:{port}"],
         "environment": environment,
-        "deploy": {"resources": {"reservations": {"devices": [gpu]}}},
+        "gpus": "all",
         "healthcheck": {
-            "test": ["CMD", "python", "-c", _PROBE.format(port=port, path=description.health.ready)],
+            "test": ["CMD", "python", "-S", "-c", _PROBE.format(port=port, path=description.health.ready)],
             "interval": "10s",
             "timeout": "5s",
             "start_period": f"{timeouts.startup}s",
@@ -39,6 +41,10 @@ def render(deployment: Deployment) -> Rendering:
         "stop_grace_period": f"{timeouts.shutdown + 5}s",
         "restart": "unless-stopped",
     }
-    notes = ["scaling: Compose runs one replica, always", "host, timeouts.request: Compose sets no such limits here"]
+    notes = [
+        "gpu: Compose takes this machine's; the server says at its start if it will not do",
+        "scaling: Compose runs one replica, always",
+        "host, timeouts.request: Compose sets no such limits here",
+    ]
     project = {"name": description.name, "services": {description.name: service}}
     return Rendering(write(project, "compose"), notes)

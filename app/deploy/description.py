@@ -101,6 +101,8 @@ class Modal(_Section, frozen=True):
     proxy_auth: Annotated[bool, Meta(description="requests must carry Modal-Key and Modal-Secret")] = True
     gpus: Annotated[tuple[Text, ...], Meta(description="GPU types, instead of those that `gpu` leads to")] = ()
     region: Annotated[Text | None, Meta(description="where containers run (default: anywhere)")] = None
+    routing_region: Annotated[Text | None, Meta(description="where requests come in (default: Modal's own)")] = None
+    registry: Annotated[Text | None, Meta(description="Secret with the credentials for a private image")] = None
     volume: Annotated[Text | None, Meta(description="Volume mounted read-only at /models, for weights")] = None
 
 

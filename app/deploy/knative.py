@@ -7,7 +7,7 @@ what a cold start waits for.
 from typing import Any
 
 from .reading import Deployment
-from .rendering import Rendering, kubernetes_variables, probe, variables
+from .rendering import Rendering, kubernetes_variables, literal, probe, variables
 from .yaml_file import write
 
 _USUAL_LONGEST_REQUEST = 600  # seconds, max-revision-timeout-seconds of a cluster that says nothing else
@@ -29,7 +29,7 @@ def render(deployment: Deployment) -> Rendering:
     container: dict[str, Any] = {
         "image": description.image,
         "ports": [{"containerPort": description.port}],
-        "env": kubernetes_variables(deployment, variables(deployment), None),
+        "env": kubernetes_variables(deployment, literal(variables(deployment)), None),
         "resources": {
             "requests": {"cpu": str(description.host.cpu), "memory": f"{description.host.memory}Gi"},
             "limits": {"nvidia.com/gpu": "1"},
@@ -66,7 +66,10 @@ def render(deployment: Deployment) -> Rendering:
 
 def _notes(deployment: Deployment) -> list[str]:
     description = deployment.description
-    notes = ["timeouts.shutdown: Knative ends a replica timeouts.request seconds after SIGTERM"]
+    notes = [
+        "gpu.min_cuda: the node's driver is whatever it is; the server says at its start if it is too old",
+        "timeouts.shutdown: Knative ends a replica timeouts.request seconds after SIGTERM",
+    ]
     if not description.knative.node_selector:
         notes.append("gpu: any GPU node will be taken; name nodes that hold the model under knative.node_selector")
     if description.timeouts.request > _USUAL_LONGEST_REQUEST:

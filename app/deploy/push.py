@@ -17,6 +17,7 @@ URL = "https://api.runpod.io/v2/serverless"
 KEY = "RUNPOD_API_KEY"
 _TIMEOUT = 60  # seconds
 _LARGEST_ANSWER = 1 << 20
+_LONGEST_REASON = 1000  # characters
 
 
 def push(deployment: Deployment, *, send: bool, environ: Mapping[str, str] | None = None, url: str = URL) -> None:
@@ -39,10 +40,20 @@ def push(deployment: Deployment, *, send: bool, environ: Mapping[str, str] | Non
     if not key or not key.isascii() or not key.isprintable() or key != key.strip():
         raise UsageError(f"{KEY} holds no key; create one in RunPod's console and export it")
     headers["Authorization"] = f"Bearer {key}"
-    answer = _post(urllib.request.Request(url, text.encode(), headers))  # noqa: S310 - the address above
-    print(f"\ncreated {answer.get('name', body['name'])} with the id {answer.get('id', '(none given)')}")
-    for name, address in sorted((answer.get("requestUrls") or {}).items()):
-        print(f"  {name}: {address}")
+    try:
+        answer = _post(urllib.request.Request(url, text.encode(), headers))  # noqa: S310 - the address above
+    except UnavailableError as error:
+        raise UnavailableError(_shown(error, key)) from None
+    lines = [f"created {answer.get('name', body['name'])} with the id {answer.get('id', '(none given)')}"]
+    if isinstance(addresses := answer.get("requestUrls"), dict):
+        lines += [f"  {name}: {address}" for name, address in sorted(addresses.items())]
+    print("", *(_shown(line, key) for line in lines), sep="\n")
+
+
+def _shown(text: object, key: str) -> str:
+    """What RunPod said, as a terminal may have it: without the key, and without control characters."""
+    words = str(text).replace(key, f"(hidden: {KEY})")
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -68,7 +79,7 @@ def _post(request: urllib.request.Request) -> dict[str, Any]:
         raise UnavailableError(f"{request.full_url}: {said}; RunPod's console says whether it was created") from None
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise UnavailableError(f"RunPod answered {status} with what is no JSON object; look into its console")
@@ -80,8 +91,9 @@ def _reason(error: urllib.error.HTTPError) -> str:
     hint = f"; {KEY} must hold a key that may create endpoints" if error.code in (401, 403) else ""
     try:
         value = json.loads(error.read(_LARGEST_ANSWER))
-        words = [value.get("detail") or value.get("title") or "", *(value.get("errors") or ())]
-        said = "; ".join(" ".join(str(word).split()) for word in words if word)
-    except (ValueError, AttributeError, TypeError, OSError, HTTPException):
+        errors = value.get("errors")
+        words = [value.get("detail") or value.get("title"), *(errors if isinstance(errors, list) else [errors])]
+        said = "; ".join(" ".join(str(word).split()) for word in words if word)[:_LONGEST_REASON]
+    except (ValueError, RecursionError, AttributeError, OSError, HTTPException):
         said = ""
     return (said or error.reason or "no reason given") + hint

@@ -4,7 +4,7 @@ What one field alone can say stands in `description`; here is what fields say to
 would refuse: its variables are checked by the server's own settings.
 """
 
-import difflib
+import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from ..errors import UsageError
-from ..settings import FIELDS, Settings, env_name, from_args
+from ..settings import VARIABLES, Settings, env_name, from_args, in_words, nearest, no_variable
 from .description import Description
 from .yaml_file import Path_, YamlFile, read
 
@@ -24,17 +24,10 @@ _ELSEWHERE = {
     "PORT": "port",
     "PORT_HEALTH": "port",
     "HEALTH_CHECK_PATH": "runpod.health",
+    "DEPLOY_FORM": "modal.form",
     env_name("port"): "port",
     env_name("startup_timeout"): "timeouts.startup",
     env_name("shutdown_timeout"): "timeouts.shutdown",
-}
-_KINDS = {
-    "str": "text",
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "object": "a mapping",
-    "array": "a list",
 }
 
 
@@ -79,6 +72,13 @@ def _check(file: YamlFile, description: Description, settings: Settings) -> None
             f"{settings.max_num_seqs} sequences run at once at a replica ({variable}), and scaling.concurrency "
             f"is {scaling.concurrency}; it must not be more",
         )
+    try:
+        ipaddress.ip_address(description.compose.address.strip("[]"))
+    except ValueError:
+        raise file.error(
+            ("compose", "address"),
+            f"{description.compose.address!r} is no address; expected one as 127.0.0.1 or [::1]",
+        ) from None
     for name in description.secrets:
         _check_variable(file, ("secrets", name), name)
         if name in description.environment:
@@ -87,17 +87,12 @@ def _check(file: YamlFile, description: Description, settings: Settings) -> None
 
 def _settings(file: YamlFile, description: Description) -> Settings:
     """What the server makes of the environment. A variable that it would not know or take is an error here."""
-    known = {env_name(name) for name in FIELDS}
     for name, value in description.environment.items():
         path: Path_ = ("environment", name)
         _check_variable(file, path, name)
         if _SECRET.search(name.upper()):
             raise file.error(path, "looks like a secret; name the platform's secret that holds it under secrets")
-        if name.startswith("PILOTLIGHT_") and name not in known:
-            raise file.error(
-                path, f"is no variable of the server{_nearest(name, known)} (docs/flags.md has them all)"
-            )
-        if name in known:
+        if name in VARIABLES:
             try:
                 _from_environment({name: value})
             except UsageError as error:
@@ -114,6 +109,8 @@ def _check_variable(file: YamlFile, path: Path_, name: str) -> None:
         raise file.error(path, "is no name of a variable; expected letters, digits and _")
     if name in _ELSEWHERE:
         raise file.error(path, f"is set from {_ELSEWHERE[name]}; leave it out here")
+    if name.startswith(env_name("")) and name not in VARIABLES:
+        raise file.error(path, f"{no_variable(name).removeprefix(name).strip()} (docs/flags.md has them all)")
 
 
 def _refused(file: YamlFile, text: str) -> UsageError:
@@ -124,7 +121,7 @@ def _refused(file: YamlFile, text: str) -> UsageError:
     path: Path_ = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]`]+|\.\.\.", where))
     if unknown := re.search(r"unknown field `(.*)`", message):
         known = set(get_type_hints(_struct(_hint(path))))
-        return file.error((*path, unknown[1]), f"is no field here{_nearest(unknown[1], known)}")
+        return file.error((*path, unknown[1]), f"is no field here{nearest(unknown[1], known)}")
     if missing := re.search(r"missing required field `(.*)`", message):
         path = (*path, missing[1])
         return file.error(path, f"is missing; {_meaning(path)}")
@@ -146,10 +143,7 @@ def _culprit(file: YamlFile, path: Path_) -> str:
 def _expected(message: str, path: Path_) -> str:
     if values := _values(_hint(path)):
         return "expected one of " + ", ".join(values)
-    message = message.partition(", got ")[0].partition(" matching regex")[0].replace(" | null", "")
-    for kind, words in _KINDS.items():
-        message = message.replace(f"`{kind}`", words)
-    return message[:1].lower() + message[1:]
+    return in_words(message)
 
 
 def _found(value: Any) -> str:
@@ -195,8 +189,3 @@ def _values(hint: Any) -> tuple[str, ...]:
 def _meaning(path: Path_) -> str:
     hint = _hint(path)
     return str(hint.__metadata__[-1].description) if get_origin(hint) is Annotated else "see docs/deploy.md"
-
-
-def _nearest(word: str, words: set[str]) -> str:
-    near = difflib.get_close_matches(word, sorted(words), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else ""

@@ -39,6 +39,11 @@ def choose(deployment: Deployment, platform: str, offers: tuple[Offer, ...]) -> 
     raise deployment.error(("gpu",), f"needs {needed}; {platform} has {has}")
 
 
+def literal(values: dict[str, str]) -> dict[str, str]:
+    """For a platform that expands references in what it is given, where two dollar signs stand for one."""
+    return {name: value.replace("$", "$$") for name, value in values.items()}
+
+
 def probe(path: str, **values: int) -> dict[str, Any]:
     """An HTTP probe in Kubernetes' form: one that only connects would succeed as soon as the port is bound."""
     return {"httpGet": {"path": path}, **values}

@@ -7,6 +7,9 @@ requests. A queue's worker asks for jobs itself and needs no port.
 import json
 from typing import Any
 
+from ..errors import UsageError
+from ..runpod_env import settings_of
+from ..settings import env_name
 from .gpus import RUNPOD
 from .reading import Deployment
 from .rendering import Rendering, choose, variables
@@ -20,10 +23,19 @@ def request_body(deployment: Deployment) -> dict[str, Any]:
     """A `CreateEndpointRequest`. Optional fields that the description leaves out are left to RunPod."""
     description = deployment.description
     section, scaling = description.runpod, description.scaling
+    try:
+        settings_of(description.environment)  # names of its vLLM worker count there
+    except UsageError as error:
+        raise deployment.error(("environment",), str(error)) from None
     pools = section.pools or tuple(offer.name for offer in choose(deployment, "RunPod", RUNPOD))
     gpu = {"pools": list(pools), "count": 1, "minCudaVersion": description.gpu.min_cuda}
     if section.excluded_types:
         gpu["excludedTypes"] = list(section.excluded_types)
+    for name, secret in description.secrets.items():
+        if secret.startswith("runpod"):
+            raise deployment.error(
+                ("secrets", name), f"RunPod keeps names such as {secret}, from runpod on, to itself"
+            )
     env = variables(deployment)
     env |= {name: f"{{{{ RUNPOD_SECRET_{secret} }}}}" for name, secret in description.secrets.items()}
     body: dict[str, Any] = {
@@ -55,4 +67,9 @@ def _notes(deployment: Deployment) -> list[str]:
     notes = ["host: CPUs and memory come with RunPod's GPU"]
     if deployment.description.runpod.type == "QUEUE":
         notes.append("scaling.concurrency: a queue's workers are added by how long jobs wait, runpod.queue_delay")
+    elif env_name("api_key") in deployment.description.secrets:
+        notes.append(
+            f"secrets.{env_name('api_key')}: RunPod's gateway wants RunPod's key as Authorization; "
+            "send the server's as X-API-Key"
+        )
     return notes

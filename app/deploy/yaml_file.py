@@ -98,7 +98,8 @@ def _value(found: YamlFile, node: Any, path: Path_, texts: frozenset[str], seen:
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode) or not key_node.value.isprintable():
+        is_word = isinstance(key_node, yaml.ScalarNode) and key_node.value.isprintable()
+        if not is_word or "`" in key_node.value:  # msgspec's messages have it around names
             raise UsageError(f"{found.name}:{line}: a key is no word")
         key = key_node.value
         if key in values:

@@ -1,6 +1,5 @@
 """Any valid description renders, validly, for every platform; and what the example and the schema say is true."""
 
-import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from pilotlight.deploy.command import TARGETS
 from pilotlight.deploy.description import Description, Gpu, Holds, schema
 from pilotlight.deploy.reading import read_deployment
 from pilotlight.deploy.yaml_file import read
-from tests.deploy.renderings import container, decorator, environment, keys, parsed, render
+from tests.deploy.renderings import container, environment, keys, parsed, render, replica
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "serverless.yml"
@@ -65,7 +64,7 @@ def descriptions(draw: st.DrawFn) -> dict[str, Any]:
                 registry=words, data_centers=some, network_volumes=some,
             ),
             "modal": section(form=st.sampled_from(["web_server", "server"]), proxy_auth=st.booleans(), gpus=some,
-                             region=words, volume=words),
+                             region=words, routing_region=words, registry=words, volume=words),
             "cloudrun": section(region=words, service_account=words, zonal_redundancy=st.booleans(),
                                 ingress=st.sampled_from(["all", "internal"])),
             "knative": section(namespace=names, node_selector=st.dictionaries(words, printed, max_size=2)),
@@ -105,8 +104,7 @@ def test_every_valid_description_renders_validly_everywhere(description: dict[st
             assert value["scaling"]["type"] == ("QUEUE_DELAY" if queue else "REQUEST_COUNT")
             assert value["workers"]["min"] == scaling.get("min", 0)
         elif target == "modal":
-            assert decorator(value)["max_containers"] == scaling.get("max", 3)
-            assert isinstance(value, ast.Module)
+            assert replica(value)["max_containers"] == scaling.get("max", 3)
         else:
             assert not {"tcpSocket", "grpc"} & set(keys(value))
         if target in ("cloudrun", "knative"):

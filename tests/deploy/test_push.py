@@ -142,6 +142,17 @@ def test_example_s_image_is_not_deployed(api: Api, tmp_path: Path) -> None:
             {"title": "Unauthorized", "status": 401, "detail": ""},
             "RunPod answered 401: Unauthorized; RUNPOD_API_KEY must hold a key that may create endpoints",
         ),
+        (
+            401,
+            {"detail": f"no such key: {SECRET}"},
+            "RunPod answered 401: no such key: (hidden: RUNPOD_API_KEY)"
+            "; RUNPOD_API_KEY must hold a key that may create endpoints",
+        ),
+        (400, {"detail": "\x1b[2Jgone\x07"}, "RunPod answered 400: ?[2Jgone?"),
+        (400, {"detail": "a", "errors": "one text"}, "RunPod answered 400: a; one text"),
+        (400, {"detail": "x" * 5000}, "RunPod answered 400: " + "x" * 1000),
+        (400, b"[" * 100_000, "RunPod answered 400: Bad Request"),
+        (201, b"[" * 100_000, "RunPod answered 201 with what is no JSON object; look into its console"),
         (422, {"title": "Unprocessable", "detail": "no", "errors": None}, "RunPod answered 422: no"),
         (429, "slow down", "RunPod answered 429: Too Many Requests"),
         (502, b"<html>\n</html>", "RunPod answered 502: Bad Gateway"),
@@ -154,7 +165,19 @@ def test_refusal_is_one_clear_line(api: Api, status: int, answer: Any, said: str
     with pytest.raises(UnavailableError) as caught:
         send(api)
     assert str(caught.value) == said
+    assert SECRET not in str(caught.value)
     assert len(api.asked) == 1
+
+
+@pytest.mark.parametrize("addresses", [["a"], "a", 5, None, {}])
+def test_endpoint_without_addresses_is_created_all_the_same(
+    api: Api, capsys: pytest.CaptureFixture[str], addresses: Any
+) -> None:
+    api.answer = json.dumps({"id": SECRET, "name": "a\x1bb", "requestUrls": addresses}).encode()
+    send(api)
+    out = capsys.readouterr().out
+    assert out.endswith("\n\ncreated a?b with the id (hidden: RUNPOD_API_KEY)\n")
+    assert SECRET not in out
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

@@ -102,6 +102,8 @@ def test_wrong_field_is_named_with_its_line(tmp_path: Path, text: str, said: str
         ("name: a\n  image: b\n", "d.yml:2: is not YAML: mapping values are not allowed here"),
         ("name: &a b\nimage: b\ngpu: &g {memory: 1}\nhost: *g\n", "d.yml:4: host: is an alias; write the value out"),
         ("? [a, b]\n: 1\n", "d.yml:1: a key is no word"),
+        (HEAD + '"x` - at `$.scaling.min": 1\n', "d.yml:5: a key is no word"),
+        (HEAD + 'knative:\n  "x` - at `$.a": 1\n', "d.yml:6: a key is no word"),
         (
             "name: !!python/object:os.system x\n",
             "d.yml:1: name: has the tag tag:yaml.org,2002:python/object:os.system",
@@ -142,7 +144,7 @@ def test_what_is_no_plain_yaml_is_refused(tmp_path: Path, text: str, said: str) 
         (
             HEAD + "environment:\n  A: b\n  PILOTLIGHT_MAX_MODEL_LEN: long\n",
             "d.yml:7: environment.PILOTLIGHT_MAX_MODEL_LEN: --max-model-len (or PILOTLIGHT_MAX_MODEL_LEN) 'long': "
-            "expected int",
+            "expected a whole number",
         ),
         (
             HEAD + "environment:\n  PILOTLIGHT_API_KEY: sk-123\n",
@@ -158,6 +160,16 @@ def test_what_is_no_plain_yaml_is_refused(tmp_path: Path, text: str, said: str) 
             "d.yml:6: environment.PILOTLIGHT_STARTUP_TIMEOUT: is set from timeouts.startup; leave it out here",
         ),
         (HEAD + "environment:\n  A-B: c\n", "d.yml:6: environment.A-B: is no name of a variable; expected letters"),
+        (
+            HEAD + "secrets:\n  PILOTLIGHT_API_KY: c\n",  # the server would ask for no key
+            "d.yml:6: secrets.PILOTLIGHT_API_KY: is no variable of the server; did you mean PILOTLIGHT_API_KEY?",
+        ),
+        (HEAD + "environment:\n  DEPLOY_FORM: x\n", "d.yml:6: environment.DEPLOY_FORM: is set from modal.form; "),
+        (
+            HEAD + "compose:\n  address: 1.2.3\n",
+            "d.yml:6: compose.address: '1.2.3' is no address; expected one as 127.0.0.1 or [::1]",
+        ),
+        (HEAD + "compose:\n  address: '[::1::2]'\n", "d.yml:6: compose.address: '[::1::2]' is no address; expected"),
         (HEAD + "secrets:\n  1A: c\n", "d.yml:6: secrets.1A: is no name of a variable; expected letters"),
         (
             HEAD + "environment:\n  A: b\nsecrets:\n  A: c\n",
@@ -183,6 +195,11 @@ def test_fields_that_do_not_go_together_are_refused(tmp_path: Path, text: str, s
             "modal",
             "name: a\nimage: b\ngpu:\n  holds: {snapshot: 150, kv_cache: 10.1}\n",  # (150 + 10.1 + 2) / 0.9
             "d.yml:3: gpu: needs 180.1 GB on ",
+        ),
+        (
+            "runpod",
+            HEAD + "secrets:\n  A: runpod-a\n",
+            "d.yml:6: secrets.A: RunPod keeps names such as runpod-a, from runpod on, to itself",
         ),
         (
             "cloudrun",

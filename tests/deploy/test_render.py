@@ -1,15 +1,16 @@
-"""Each platform's form: the goldens as a person would review them, valid, with HTTP probes, and Modal's by Modal."""
+"""Each platform's form: the goldens as a person would review them, valid, and with HTTP probes."""
 
 import os
+import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pilotlight.deploy.command import TARGETS, command
+from pilotlight.deploy.reading import read_deployment
 from pilotlight.device.cuda.driver import FLOOR
 from pilotlight.errors import EXIT_UNAVAILABLE, UnavailableError, UsageError
 from pilotlight.front.routes import OPEN_PATHS
@@ -47,6 +48,7 @@ def test_server_is_told_the_same_everywhere(target: str) -> None:
         "PILOTLIGHT_GPU_MEMORY_UTILIZATION": "0.90",
         "PILOTLIGHT_VERIFY": "true",
         "PILOTLIGHT_CHAT_TEMPLATE": 'a "$quoted" {path}: häß # 1',
+        "REFERENCE": "$(PILOTLIGHT_DEVICE) ${HOME} $$ $",
         "OTHER": "",
         "SCIENTIFIC": "1e3",
     }
@@ -98,7 +100,7 @@ def test_compose_probe_tells_ready_from_loading() -> None:
         (service,) = parsed(render(SMALL, "compose"), "compose")["services"].values()
         kind, _, *arguments = service["healthcheck"]["test"]
         assert kind == "CMD"
-        probe = [argument.replace(":8000/", f":{server.server_port}/") for argument in arguments]
+        probe = [argument.replace(" 8000)", f" {server.server_port})") for argument in arguments]
         codes = [subprocess.run([sys.executable, *probe], stderr=subprocess.DEVNULL).returncode for _ in range(2)]
         server.shutdown()
     assert codes == [1, 0]
@@ -125,107 +127,74 @@ def test_runpod_scales_a_load_balancer_on_requests_and_a_queue_on_waiting() -> N
     assert queue["env"]["HF_TOKEN"] == "{{ RUNPOD_SECRET_hugging-face }}"
 
 
-MODAL_CHECK = """
-import importlib.util, sys
-for number, file in enumerate(sys.argv[1:]):
-    spec = importlib.util.spec_from_file_location(f"deployed{number}", file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    print(type(module.app).__name__, type(module.Pilotlight).__name__)
-"""
-
-
-def by_modal(directory: Path, *files: Path) -> "subprocess.CompletedProcess[str]":
-    """Imports the files with the real package, which checks every argument; nothing leaves this machine."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("MODAL_")}
-    command = [sys.executable, "-W", "error", "-c", MODAL_CHECK, *map(str, files)]
-    return subprocess.run(command, env=environ | {"HOME": str(directory)}, capture_output=True, text=True)
-
-
-def test_modal_itself_takes_the_file(tmp_path: Path) -> None:
-    whole = tmp_path / "d.yml"
-    whole.write_text(FULL.read_text().replace("form: server", "form: web_server"))
-    file = tmp_path / "full_web_server.py"
-    file.write_text(render(whole, "modal"))
-    done = by_modal(tmp_path, golden(SMALL, "modal"), golden(FULL, "modal"), file)
-    assert (done.returncode, done.stdout) == (0, "App Cls\nApp Server\nApp Cls\n"), done.stderr
-
-
-def test_modal_refuses_what_it_does_not_know(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(golden(SMALL, "modal").read_text().replace("scaledown_window", "scaledown_widow"))
-    assert "scaledown_widow" in by_modal(tmp_path, wrong).stderr
-
-
-SERVER = """#!{python}
-import http.server, os, signal, sys
-assert sys.argv[1:] == ["serve"]
-if os.environ.get("DIE"):
-    sys.exit(69)
-class Handler(http.server.BaseHTTPRequestHandler):
-    answers = iter([503, 204, 200])
-    def do_GET(self):
-        self.send_response(next(self.answers))
-        self.end_headers()
-    def log_message(self, *_):
-        pass
-signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-http.server.HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
-"""
-
-
-@pytest.fixture
-def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """The rendered file under a Modal that decorates nothing; its `pilotlight` is ready when asked a third time."""
-    import socket
-
-    class Anything:
-        def __getattr__(self, name: str) -> Any:
-            return Anything()
-
-        def __call__(self, *arguments: Any, **_: Any) -> Any:
-            return arguments[0] if arguments and callable(arguments[0]) else Anything()
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    program = tmp_path / "pilotlight"
-    program.write_text(SERVER.format(python=sys.executable))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("PORT", str(port))
-    monkeypatch.setitem(sys.modules, "modal", Anything())  # type: ignore[arg-type]
-    file = tmp_path / "d.yml"
-    file.write_text(SMALL.read_text() + f"port: {port}\n")
-    module = types.ModuleType("deployed")
-    exec(compile(render(file, "modal"), "modal.py", "exec"), module.__dict__)
-    return module
-
-
-def test_modal_s_class_waits_until_the_server_is_ready(deployed: types.ModuleType) -> None:
-    replica = deployed.Pilotlight()
-    replica.start()
-    assert replica.server.poll() is None
-    replica.stop()
-    assert replica.server.returncode == 0
-
-
-def test_modal_s_class_says_when_the_server_leaves(
-    deployed: types.ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DIE", "1")
-    with pytest.raises(RuntimeError, match="pilotlight serve left with 69"):
-        deployed.Pilotlight().start()
-
-
 def test_notes_name_what_the_platform_has_no_place_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["render", str(SMALL), "--target", "cloudrun"]) == 0
     out, err = capsys.readouterr()
     assert out == golden(SMALL, "cloudrun").read_text()
     assert err.splitlines() == [
+        "note: gpu.min_cuda: Cloud Run chooses its drivers itself",
         "note: scaling.idle: Cloud Run itself decides how long an idle replica stays",
+        "note: image: Cloud Run pulls from ghcr.io only through a remote repository of Artifact Registry",
         "note: timeouts.shutdown: Cloud Run ends a replica 10 seconds after SIGTERM",
     ]
+
+
+@pytest.mark.parametrize(
+    ("image", "noted"),
+    [
+        ("us-central1-docker.pkg.dev/p/r/pilotlight:1", False),
+        ("gcr.io/p/pilotlight", False),
+        ("someone/pilotlight:1.0", False),  # Docker Hub's
+        ("pilotlight", False),
+        ("quay.io/someone/pilotlight", True),
+    ],
+)
+def test_registries_that_cloud_run_does_not_pull_from_are_noted(tmp_path: Path, image: str, noted: bool) -> None:
+    file = tmp_path / "d.yml"
+    file.write_text(f"name: a\nimage: {image}\ngpu: {{memory: 24}}\n")
+    notes = TARGETS["cloudrun"](read_deployment(file)).notes
+    assert any(note.startswith("image: ") for note in notes) == noted
+
+
+def test_key_that_runpod_s_gateway_would_take_for_its_own_is_noted(tmp_path: Path) -> None:
+    file = tmp_path / "d.yml"
+    text = SMALL.read_text() + "secrets: {PILOTLIGHT_API_KEY: a}\n"
+    for more, noted in (("", True), ("runpod: {type: QUEUE}\n", False)):
+        file.write_text(text + more)
+        notes = TARGETS["runpod"](read_deployment(file)).notes
+        assert any("X-API-Key" in note for note in notes) == noted
+
+
+def test_variables_of_runpod_s_vllm_worker_are_checked_as_there(tmp_path: Path) -> None:
+    file = tmp_path / "d.yml"
+    file.write_text(SMALL.read_text() + "environment: {QUANTIZATION: awq}\n")
+    with pytest.raises(UsageError, match=r"d\.yml:\d+: environment: QUANTIZATION"):
+        render(file, "runpod")
+    assert "QUANTIZATION" in render(file, "knative")  # where it means nothing to the server
+
+
+@pytest.mark.parametrize("action", ["render", "push"])
+def test_output_is_utf_8_whatever_the_terminal_takes(action: str) -> None:
+    command = [sys.executable, "-m", "pilotlight", "deploy", action, "--target", "runpod", str(FULL)]
+    done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert "häß" in done.stdout.decode()
+
+
+def test_output_that_cannot_be_written_is_said_in_one_line() -> None:
+    command = [sys.executable, "-m", "pilotlight", "deploy", "render", "--target", "runpod", str(SMALL)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == EXIT_UNAVAILABLE
+    assert done.stderr.splitlines()[-1] == "pilotlight: stdout: cannot be written: No space left on device"
+
+
+def test_closed_output_is_said_in_one_line() -> None:
+    line = f"exec {sys.executable} -m pilotlight deploy render --target runpod {SMALL} >&-"
+    done = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == EXIT_UNAVAILABLE
+    assert done.stderr.startswith("pilotlight: stdout: is closed; ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_output_goes_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,3 +211,16 @@ def test_output_goes_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_wrong_words_are_refused(arguments: list[str]) -> None:
     with pytest.raises(UsageError, match=r"^deploy: "):
         command(arguments)
+
+
+@pytest.mark.parametrize("arguments", [["render", "--target", "knative"], ["push", "--target", "runpod", "--yes"]])
+def test_reader_that_leaves_ends_it_quietly_and_nothing_is_sent(arguments: list[str]) -> None:
+    """As `pilotlight deploy push | head -1` has it. On its way to sending, push would complain of the missing key."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "pilotlight", "deploy", *arguments, str(SMALL)]
+    environ = {name: value for name, value in os.environ.items() if name != "RUNPOD_API_KEY"}
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, env=environ)
+    os.close(write_end)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert [line for line in done.stderr.splitlines() if not line.startswith("note: ")] == []

@@ -1,41 +1,58 @@
-"""Pilotlight on Modal. Made by `pilotlight deploy render --target modal`: change the description and render again."""
+"""Pilotlight on Modal. Made by `pilotlight deploy render --target modal`: change the description and render again.
 
+Three things are taken from the shell that `modal deploy` runs in, where they are set:
+DEPLOY_IMAGE  the image's name, or Dockerfile: the one in this folder is built (with DEPLOY_MODEL as its MODEL)
+DEPLOY_GPU    a GPU type, or several with commas between: L4, A100-80GB, H100
+DEPLOY_FORM   web_server, which holds requests while a container starts, or server, which is quicker and does not
+"""
+
+import http.client
+import os
 import subprocess
 import time
-import urllib.error
-import urllib.request
+from typing import Any
 
 import modal
 
 PORT = 8000
-READY = f"http://127.0.0.1:{PORT}/health"
+READY = "/health"
 STARTUP = 600  # seconds until it must be ready
+SHUTDOWN = {"web_server": 25, "server": 25}  # seconds that running requests get; leaving takes 5 more at most
 IMAGE = "ghcr.io/someone/pilotlight:1.2.3"
+GPUS = ["L4", "A10"]
+# Set in the container too, where Modal reads this file again.
+FORM = os.environ.get("DEPLOY_FORM") or "web_server"
+if FORM not in SHUTDOWN:
+    raise SystemExit(f"DEPLOY_FORM: expected web_server or server, found {FORM}")
 
 app = modal.App("small")
-# Modal starts a program of its own in the image, which starts the server.
-image = modal.Image.from_registry(IMAGE).entrypoint([])
+name = os.environ.get("DEPLOY_IMAGE") or IMAGE
+if name == "Dockerfile":
+    model = os.environ.get("DEPLOY_MODEL")
+    image = modal.Image.from_dockerfile("Dockerfile", build_args={"MODEL": model} if model else {})
+else:
+    image = modal.Image.from_registry(name)
 
-
-@app.cls(
-    image=image,
-    gpu=["L4", "A10"],
-    cpu=4.0,
-    memory=16 * 1024,
-    env={
+REPLICA: dict[str, Any] = {
+    "image": image.entrypoint([]),  # Modal starts a program of its own in it, which starts the server
+    "gpu": os.environ["DEPLOY_GPU"].split(",") if os.environ.get("DEPLOY_GPU") else GPUS,
+    "cpu": 4.0,
+    "memory": 16 * 1024,
+    "env": {
         "PILOTLIGHT_DEVICE": "cuda",
         "PILOTLIGHT_STARTUP_TIMEOUT": "600",
-        "PILOTLIGHT_SHUTDOWN_TIMEOUT": "25",
-        "PORT": "8000",
+        "PILOTLIGHT_SHUTDOWN_TIMEOUT": str(SHUTDOWN[FORM]),
+        "PORT": str(PORT),
+        "DEPLOY_FORM": FORM,
     },
-    min_containers=0,
-    max_containers=3,
-    scaledown_window=300,
-    startup_timeout=STARTUP,
-    timeout=900,
-)
-@modal.concurrent(max_inputs=32, target_inputs=16)
-class Pilotlight:
+    "min_containers": 0,
+    "max_containers": 3,
+    "scaledown_window": 300,
+    "startup_timeout": STARTUP,
+}
+
+
+class Replica:
     @modal.enter()
     def start(self) -> None:
         self.server = subprocess.Popen(["pilotlight", "serve"])
@@ -47,10 +64,6 @@ class Pilotlight:
                 raise TimeoutError(f"pilotlight serve was not ready within {STARTUP} seconds")
             time.sleep(0.05)
 
-    @modal.web_server(PORT, startup_timeout=STARTUP, requires_proxy_auth=True)
-    def serve(self) -> None:
-        """Requests go to the server that `start` has started."""
-
     @modal.exit()
     def stop(self) -> None:
         self.server.terminate()
@@ -58,8 +71,36 @@ class Pilotlight:
 
 
 def is_ready() -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=5)  # through no proxy, whatever env says
     try:
-        with urllib.request.urlopen(READY, timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
+        connection.request("GET", READY)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
         return False
+    finally:
+        connection.close()
+
+
+if FORM == "web_server":
+
+    @app.cls(
+        **REPLICA,
+        timeout=900,
+    )
+    @modal.concurrent(max_inputs=32, target_inputs=16)
+    class WebServer(Replica):
+        @modal.web_server(PORT, startup_timeout=STARTUP, requires_proxy_auth=True)
+        def serve(self) -> None:
+            """Requests go to the server that `start` has started."""
+
+else:
+
+    @app.server(
+        **REPLICA,
+        port=PORT,
+        target_concurrency=16,
+        unauthenticated=False,
+        exit_grace_period=SHUTDOWN[FORM] + 5,
+    )
+    class Server(Replica):
+        """Requests go to the server that `start` has started."""

@@ -68,6 +68,7 @@ def test_test_api_needs_no_runpod_but_an_address_that_is_free() -> None:
 
 
 def test_without_the_sdk_one_line_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     code = "import sys; from pilotlight import cli; cli.main(['serve', *sys.argv[1:]])"
     done = run(f"import sys; sys.modules['runpod'] = None; {code}", str(tmp_path), "--runpod-queue", "--port", "0")
     assert (done.returncode, done.stderr) == (69, f"pilotlight: {NEEDS_EXTRA}\n")
