@@ -1,0 +1,1 @@
+"""What `scripts/simulate_fleet` is made of: arrivals, service times, the fleet itself, and its figures."""
