@@ -4,9 +4,10 @@ A `Layout` is a slab plan (name, shape, dtype, offset) and a list of extents tha
 of one extent; a Hugging Face directory is the case of one extent for each source tensor.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 WeightDtype = Literal["F32", "F16", "BF16", "I8"]  # safetensors' names
 DTYPE_BYTES: dict[str, int] = {"F32": 4, "F16": 2, "BF16": 2}  # as checkpoints have them
@@ -16,8 +17,7 @@ TENSOR_ALIGNMENT = 256  # of a tensor in the slab
 DATA_ALIGNMENT = 4096  # of the data section in a snapshot's file
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True):
     """`length` bytes at `file_offset` of `file` belong at `slab_offset`."""
 
     file: Path
@@ -26,8 +26,7 @@ class Extent:
     slab_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """A tensor in the slab."""
 
     name: str
@@ -37,8 +36,7 @@ class Placed:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     tensors: tuple[Placed, ...]
     extents: tuple[Extent, ...]
     nbytes: int  # of the slab

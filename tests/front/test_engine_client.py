@@ -15,6 +15,7 @@ from pilotlight.messages import (
     Ready,
     Sampling,
     Shutdown,
+    Spans,
     Stats,
     StepDone,
     Submit,
@@ -34,6 +35,9 @@ class Recorder:
 
     def on_ready(self, ready: Ready) -> None:
         self.heard.append(ready)
+
+    def on_spans(self, spans: Spans) -> None:
+        self.heard.append(spans)
 
     def on_step(self, step: StepDone) -> None:
         self.heard.append(step)

@@ -149,6 +149,14 @@ def test_G16_errors_have_openais_shape(client: httpx.Client, path: str, streamin
     assert client.get(path).headers["allow"] == "POST"
 
 
+def test_G16_a_base_url_without_v1_is_told(client: httpx.Client) -> None:
+    error = error_of(client.post("/chat/completions", json={}), 404)
+    assert error["message"] == "there is no POST /chat/completions; did you mean /v1/chat/completions?"
+    assert "did you mean /v1/models/m?" in error_of(client.get("/models/m"), 404)["message"]
+    for path in ("/chat", "/v1/chat/completion", "/completions"):  # the last one takes POST
+        assert "GET / lists" in error_of(client.get(path), 404)["message"]
+
+
 def test_G16_unknown_paths_and_content_types(client: httpx.Client) -> None:
     assert "GET /v1/nope" in error_of(client.get("/v1/nope"), 404)["message"]
     assert error_of(client.post("/v1/nope", json={}), 404)
@@ -270,6 +278,19 @@ def test_G08_a_wrong_key_is_401_whatever_its_bytes(guarded: httpx.Client, values
 @pytest.mark.parametrize("value", [f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY}"])
 def test_G08_the_right_key_works(guarded: httpx.Client, value: str) -> None:
     assert authorized(guarded, value.encode()).status_code == 200
+
+
+def test_key_comes_beside_an_authorization_that_the_platform_s_gateway_takes(guarded: httpx.Client) -> None:
+    def status(*keys: str, authorization: str = "Bearer rpa_GATEWAY") -> int:
+        named = [("authorization", authorization), *(("x-api-key", key) for key in keys)]
+        headers = [(name.encode(), value.encode()) for name, value in named]
+        return guarded.post("/v1/completions", json=COMPLETION, headers=headers).status_code
+
+    assert status(KEY) == 200
+    assert status() == 401
+    assert status(f"{KEY}x") == 401
+    assert status("wrong", authorization=f"Bearer {KEY}") == 401  # it alone decides, where it is there
+    assert status(KEY, KEY) == 401
 
 
 def test_G08_health_ping_and_version_are_open_and_everything_else_is_closed(guarded: httpx.Client) -> None:

@@ -36,7 +36,7 @@ def test_requests_are_held_while_the_model_loads(model: Path) -> None:
             assert client.get("/health").status_code == 503
             assert client.get("/v1/health/ready").json()["error"]["code"] == "engine_starting"
             assert client.get("/v1/health/live").status_code == 200
-            assert client.get("/ping").status_code == 204
+            assert client.get("/ping").status_code == 503
             assert client.get("/v1/models").json()["data"][0]["max_model_len"] is None
             malformed = client.post("/v1/completions", json=SHORT | {"temperature": 9})
             assert malformed.status_code == 400  # without waiting for the engine
@@ -89,6 +89,16 @@ def test_a_start_says_where_it_serves_and_where_the_time_went(model: Path) -> No
         server.wait_for(r"^engine load +\|.*\| +\d+ ms")
 
 
+def test_a_misspelt_variable_is_told_once(model: Path) -> None:
+    misspelt = {"PILOTLIGHT_MAXNUMSEQS": "3", "PILOTLIGHT_SERVICE_HOST": "10.0.0.11"}
+    with ServerProcess(model, fake={}, env=misspelt) as server:
+        server.ready()
+        assert server.log.count("is no variable of the server") == 1
+        assert (
+            "PILOTLIGHT_MAXNUMSEQS is no variable of the server; did you mean PILOTLIGHT_MAX_NUM_SEQS?" in server.log
+        )
+
+
 def test_a_request_does_not_wait_longer_than_it_was_told(model: Path) -> None:
     with ServerProcess(model, "--startup-timeout", "0.2", fake={"ready_delay": 60}) as server:
         refused = httpx.post(f"{server.listening()}/v1/completions", json=SHORT, timeout=20)
@@ -128,7 +138,7 @@ def test_a_broken_tokenizer_ends_it_with_65(tmp_path: Path) -> None:
         assert "Traceback" not in server.log
 
 
-def test_a_taken_port_ends_it_with_69_before_an_engine_starts(model: Path) -> None:
+def test_a_taken_port_ends_it_with_69(model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with ServerProcess(model, "--port", port, fake={}) as server:
@@ -304,6 +314,7 @@ def test_G07_an_idle_server_is_gone_in_about_a_second(model: Path) -> None:
         server.terminate()
         assert server.exit_code() == 0
         assert time.monotonic() - began < 2
+        assert "stopping: nothing runs" in server.log
 
 
 def test_G07_an_endless_stream_ends_at_the_limit_with_an_error_event(model: Path) -> None:
@@ -344,6 +355,49 @@ def _deaf_client(address: str) -> socket.socket:
     return deaf
 
 
+@pytest.mark.parametrize(
+    ("environ", "flags", "status"),
+    [
+        ({"RUNPOD_ENDPOINT_ID": "4m7x2k9q"}, [], 204),
+        ({"RUNPOD_POD_ID": "9q"}, ["--ping-loading-status", "503"], 503),
+        ({"PILOTLIGHT_PING_LOADING_STATUS": "204"}, [], 204),
+    ],
+    ids=["at RunPod", "there, told otherwise", "elsewhere, told so"],
+)
+def test_ping_says_204_while_loading_where_that_is_not_ready(
+    model: Path, environ: dict[str, str], flags: list[str], status: int
+) -> None:
+    with ServerProcess(model, *flags, fake={"ready_delay": 1.0}, env=environ) as server:
+        address = server.listening()
+        loading = httpx.get(f"{address}/ping")
+        assert (loading.status_code, loading.content == b"") == (status, status == 204)
+        server.ready()
+        assert httpx.get(f"{address}/ping").status_code == 200
+
+
+def test_port_health_is_a_second_port_of_the_same_server(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environ = {"RUNPOD_ENDPOINT_ID": "4m7x2k9q", "PORT_HEALTH": str(port)}
+    with ServerProcess(model, fake={}, env=environ) as server:
+        address = server.ready()
+        assert address != f"http://127.0.0.1:{port}"
+        for each in (address, f"http://127.0.0.1:{port}"):
+            assert httpx.get(f"{each}/ping").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{port}/ping")
+
+
+def test_port_health_that_is_taken_is_told_by_its_name(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with ServerProcess(model, fake={}, env={"PORT_HEALTH": str(port)}) as server:
+            assert server.exit_code() == 69
+            server.wait_for(rf"cannot listen on 127.0.0.1:{port} \(.*\); choose another --host or --health-port$")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_G07_a_signal_while_the_model_loads_ends_it(model: Path, number: signal.Signals) -> None:
     with ServerProcess(model, fake={"ready_delay": 60}) as server:
@@ -353,7 +407,7 @@ def test_G07_a_signal_while_the_model_loads_ends_it(model: Path, number: signal.
             target=lambda: held.append(httpx.post(f"{address}/v1/completions", json=SHORT, timeout=20))
         )
         thread.start()
-        eventually(lambda: httpx.get(f"{address}/ping").status_code == 204)
+        eventually(lambda: httpx.get(f"{address}/ping").status_code == 503)
         began = time.monotonic()
         server.process.send_signal(number)
         assert server.exit_code() == 0
@@ -369,6 +423,22 @@ def test_G07_a_signal_before_anything_is_imported_ends_it(model: Path) -> None:
         "import os, signal, logging; begin = logging.basicConfig;"
         "logging.basicConfig = lambda **options: (begin(**options), os.kill(os.getpid(), signal.SIGTERM))"
     )
+    with ServerProcess(model, fake={"ready_delay": 60}, patch=patch) as server:
+        assert server.exit_code() == 0
+        assert server.log == ""
+
+
+@pytest.mark.parametrize("moment", ["main.raise_file_limit", "main.spawn_engine", "selectors.DefaultSelector"])
+def test_G07_a_signal_where_python_drops_exceptions_ends_it(model: Path, moment: str) -> None:
+    """One that is raised in a destructor, as in the import system's own callbacks, is printed and forgotten."""
+    patch = f"""
+import asyncio, os, selectors, signal
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+make = {moment}
+{moment} = lambda *given: Dropped() and make(*given)
+"""
     with ServerProcess(model, fake={"ready_delay": 60}, patch=patch) as server:
         assert server.exit_code() == 0
         assert server.log == ""

@@ -149,6 +149,12 @@ def test_D02_a_template_with_a_mistake_leaves_the_rest_usable(directory):
     assert text.tokenizer.encode("a") == [97]
 
 
+def test_a_chat_template_flag_that_is_a_template(directory):
+    """As CUSTOM_CHAT_TEMPLATE of RunPod's vLLM worker is, most often."""
+    put(directory, "chat_template.jinja", "the model's")
+    assert load_text(directory, "{{ messages[0].content }}!").template.render(HI) == "hi!"
+
+
 def test_a_chat_template_flag_that_names_no_file(directory):
     with pytest.raises(UsageError, match=r"--chat-template nowhere\.jinja: cannot be read"):
         load_text(directory, "nowhere.jinja")
