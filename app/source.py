@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from .errors import ModelNotFoundError
-from .peek import on_runpod
+from .peek import on_runpod, snapshot_weights
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")  # the hub's own limit on a name
 _REVISION = re.compile(r"[A-Za-z0-9_-]{1,64}")  # a commit's hash, and never a way out of the cache
@@ -150,7 +150,7 @@ def _problem(snapshot: Path) -> str | None:
             needed += sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             return f"{index.name} is damaged"
-    elif not any(snapshot.glob("weights*.safetensors")):  # a snapshot of ours
+    elif not snapshot_weights(str(snapshot)):  # of a snapshot of ours
         needed.append("model.safetensors")
     for name in needed:
         if not (snapshot / name).is_file():

@@ -3,14 +3,20 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-BEGIN, END = "<!-- benchmarks:begin -->\n", "<!-- benchmarks:end -->\n"
-
 
 def insert(page: str, results: Mapping[str, dict[str, Any]]) -> str:
     """`page` with the table of `results`, each by the file that it was read from, between its markers."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table(results) + END + after
+    return between(page, "benchmarks", table(results))
+
+
+def between(page: str, name: str, text: str) -> str:
+    """`page` with `text`, of whole lines, between the two comments that carry `name`; unchanged without them."""
+    begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
+    if begin not in page:
+        return page
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return before + begin + text + end + after
 
 
 def table(results: Mapping[str, dict[str, Any]]) -> str:

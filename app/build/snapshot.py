@@ -39,7 +39,6 @@ from .weights import Report, Shard, plan_shards, write_weights
 from .writer import check_space, replacing, write_document, write_json
 
 _DTYPES: dict[str, WeightDtype] = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8"}
-_WEIGHTS_FILES = "weights*.safetensors"
 _HASH_BYTES = 4 * 1024 * 1024
 
 
@@ -58,8 +57,9 @@ def command(argv: list[str]) -> int:
         return 128 + (signal.SIGTERM if isinstance(stop, _Terminated) else signal.SIGINT)
     finally:
         signal.signal(signal.SIGTERM, previous)
-    size = sum(file.stat().st_size for file in output.glob(_WEIGHTS_FILES)) / 1e6
-    weights = f"{size:.0f} MB of {read_manifest(output)['dtype']} weights"
+    manifest = read_manifest(output)
+    size = sum(about["size"] for about in _about_files(manifest)) / 1e6
+    weights = f"{size:.0f} MB of {manifest['dtype']} weights"
     if built:
         print(f"{output}: built in {time.monotonic() - started:.1f} s, {weights}")
     else:

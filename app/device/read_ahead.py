@@ -8,8 +8,8 @@ failure is told: whoever opens the file finds a mapping that was begun, or makes
 import ctypes
 import mmap
 import os
-import threading
-import time
+
+from . import Begun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,16 +54,14 @@ def _ahead_of(file: "os.PathLike[str]") -> "ReadAhead | None":
     return next((ahead for ahead in _begun if ahead.identity == identity), None)
 
 
-class ReadAhead(threading.Thread):
+class ReadAhead(Begun):
     """`mmap` is called through ctypes, because Python's own holds the interpreter's lock while it waits for a disk.
 
     A mapping stays for the life of the process.
     """
 
     def __init__(self, file: str, mapped: bool) -> None:
-        super().__init__(name=f"weights {len(_begun) + 1}", daemon=True)
-        self.began = time.monotonic()
-        self.ended: float | None = None
+        super().__init__(f"weights {len(_begun) + 1}")
         # A pipe in a file's place would be waited for, here in the engine's first thread.
         self._descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self._descriptor)
@@ -71,29 +69,20 @@ class ReadAhead(threading.Thread):
         self.identity = _identity(status)
         self._mapped = mapped
         self._view: memoryview | None = None
-        self._span: Span | None = None
 
-    def run(self) -> None:
+    def work(self) -> None:
         try:
             if self.size and (self._mapped or not _is_cached(self._descriptor, self.size)):
                 self._read(self._descriptor)
         finally:
             os.close(self._descriptor)
-            self.ended = time.monotonic()
-            self._end_span()
 
     def result(self) -> memoryview | None:
         self.join()
         return self._view
 
-    def note(self, timeline: "Timeline") -> None:
-        """Puts it on the timeline, of which there was none when it began."""
-        self._span = timeline.add("weights", self.began, None, self.size, thread=self.name, after="python")
-        self._end_span()
-
-    def _end_span(self) -> None:
-        if self._span is not None and self.ended is not None:
-            self._span.end = self.ended
+    def begin_span(self, timeline: "Timeline") -> "Span":
+        return timeline.add("weights", self.began, None, self.size, thread=self.name, after="python")
 
     def _read(self, descriptor: int) -> None:
         c = ctypes.CDLL(None)

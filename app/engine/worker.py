@@ -40,8 +40,7 @@ from ..timeline import Timeline, exec_time
 from .late import Late
 
 if TYPE_CHECKING:
-    from ..device.cuda.early import EarlyContext
-    from ..device.read_ahead import ReadAhead
+    from ..device import Begun
     from .engine import Engine
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -104,7 +103,7 @@ class Line:
         return True
 
 
-def main(descriptor: int, *begun: "EarlyContext | ReadAhead") -> int:
+def main(descriptor: int, *begun: "Begun") -> int:
     """Runs the engine on the socket that the front left open as `descriptor`; the exit code.
 
     begun: what is being done already, and belongs on the timeline.

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from scripts.bench_server import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "image"
 IMAGE = "localhost/pilotlight:test"
@@ -82,7 +84,7 @@ class Server:
 
     def __init__(self, name: str, *arguments: str, options: Sequence[str] = (), image: str = IMAGE) -> None:
         self.name = f"pilotlight-test-{name}"
-        self.port = _free_port()
+        self.port = free_port()
         self._pid_file, self._log_file = CACHE / f"{name}.pid", CACHE / f"{name}.log"
         self._pid_file.unlink(missing_ok=True)
         self._remove()
@@ -170,10 +172,3 @@ class Server:
 
     def _remove(self) -> None:
         run([*PODMAN, "rm", "--force", "--time", "0", "--ignore", self.name], quiet=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-BEGIN, END = "<!-- layers:begin -->\n", "<!-- layers:end -->\n"
+from scripts.bench_table import between
 
 
 def insert(page: str, record: Path) -> str:
@@ -21,9 +21,7 @@ def insert(page: str, record: Path) -> str:
         f"{machine['cores']} cores of an {machine['cpu']}, {result['date']}\n"
         f"(`{result['command']}`, [{record.name}](../benchmarks/{record.name})).\n"
     )
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table + END + after
+    return between(page, "layers", table)
 
 
 def _ms(seconds: float) -> str:

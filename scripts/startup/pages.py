@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pilotlight.device.read_ahead import POPULATE_READ
+
 SUFFIXES = (".safetensors", ".gguf")  # of files that a start reads at the rate of a disk
-_MADV_POPULATE_READ = 22  # from Linux's mman-common.h; Python has no name for it
 _ATTEMPTS, _PAUSE = 20, 0.05  # a process that has just ended gives its pages back a little later
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -80,21 +81,20 @@ def read(file: Path) -> float:
     begun = time.monotonic()
     with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
         mapping.madvise(mmap.MADV_WILLNEED)
-        mapping.madvise(_MADV_POPULATE_READ)
+        mapping.madvise(POPULATE_READ)
         return time.monotonic() - begun
 
 
 def touch(file: Path) -> float:
     """Seconds in which all CPUs look at every byte of a file in the page cache once: the memory's own rate."""
     with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-        mapping.madvise(_MADV_POPULATE_READ)
+        mapping.madvise(POPULATE_READ)
         words = np.frombuffer(mapping, np.int64, len(mapping) // 8)
         cpus = len(os.sched_getaffinity(0))
         with ThreadPoolExecutor(cpus) as pool:
             begun = time.monotonic()
-            list(
-                pool.map(np.max, np.array_split(words, cpus))
-            )  # as fast as memory is, and lets the other threads run
+            # As fast as memory is, and lets the other threads run.
+            list(pool.map(np.max, np.array_split(words, cpus)))
             seconds = time.monotonic() - begun
         del words  # or the mapping could not be closed
     return seconds

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.bench_table import row
+from scripts.bench_table import between, row
 
 from . import budget
 from .compare import last_mark
@@ -23,11 +23,7 @@ _TITLES = {"port_open": "port open", "first_200": "first 200", "ready": "ready",
 def insert(page: str, benchmarks: Path) -> str:
     """`page` with every table that it has a place for."""
     for name, table in TABLES.items():
-        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
-        if begin in page:
-            before, _, rest = page.partition(begin)
-            _, _, after = rest.partition(end)
-            page = before + begin + "".join(f"{line}\n" for line in table(benchmarks)) + end + after
+        page = between(page, name, "".join(f"{line}\n" for line in table(benchmarks)))
     return page
 
 

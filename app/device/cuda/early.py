@@ -6,8 +6,8 @@ here and no failure is told: whoever opens the device makes the same calls again
 
 import ctypes
 import os
-import threading
-import time
+
+from .. import Begun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,29 +25,18 @@ def environment() -> None:
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 
-class EarlyContext(threading.Thread):
-    """Makes device `ordinal`'s primary context. `began` and `ended` are time.monotonic(); None: it is at it."""
+class EarlyContext(Begun):
+    """Makes device `ordinal`'s primary context."""
 
     def __init__(self, ordinal: int) -> None:
-        super().__init__(name="cuda-start", daemon=True)
+        super().__init__("cuda-start")
         self._ordinal = ordinal
-        self._span: Span | None = None
-        self.began = time.monotonic()
-        self.ended: float | None = None
 
-    def run(self) -> None:
+    def work(self) -> None:
         _retain(self._ordinal)
-        self.ended = time.monotonic()
-        self._end_span()
 
-    def note(self, timeline: "Timeline") -> None:
-        """Puts it on the timeline, of which there was none when it began."""
-        self._span = timeline.add("context", self.began, None, thread="driver", after="python")
-        self._end_span()
-
-    def _end_span(self) -> None:
-        if self._span is not None and self.ended is not None:
-            self._span.end = self.ended
+    def begin_span(self, timeline: "Timeline") -> "Span":
+        return timeline.add("context", self.began, None, thread="driver", after="python")
 
 
 def begin(ordinal: int) -> EarlyContext:
