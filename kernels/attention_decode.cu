@@ -32,24 +32,33 @@ struct Problem {
   float value_scale;
 };
 
-// Number of splits of sequences 0 .. s in ends[s], for every s. All threads of the block take part.
+// Number of splits of sequences 0 .. s in ends[s], for every s. All threads of the block take part, each for a run of
+// neighbouring sequences, so that a large batch waits for memory no longer than a small one.
 inline void count_splits(int* ends, const Problem& problem) {
-  if (threadIdx.x < kWarp) {
-    int total = 0;
+  __shared__ int totals[kWarps];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int run = divide_up(problem.sequences, kThreads);
+  const i64 first = i64(threadIdx.x) * run;
+  const int end = min(first + run, i64(problem.sequences));
+  int own = 0;
 #pragma unroll 1
-    for (int base = 0; base < problem.sequences; base += kWarp) {
-      const int sequence = base + threadIdx.x;
-      int count = sequence < problem.sequences ? Splits(problem.lengths[sequence], problem.window).count : 0;
-#pragma unroll
-      for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-        const int before = __shfl_up_sync(~0u, count, lanes);
-        if (threadIdx.x >= lanes) count += before;
-      }
-      count += total;
-      if (sequence < problem.sequences) ends[sequence] = count;
-      total = __shfl_sync(~0u, count, kWarp - 1);
-    }
+  for (i64 sequence = first; sequence < end; ++sequence) {
+    own += Splits(problem.lengths[sequence], problem.window).count;
+    ends[sequence] = own;
   }
+  int before = own;
+#pragma unroll
+  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+    const int more = __shfl_up_sync(~0u, before, lanes);
+    if (lane >= lanes) before += more;
+  }
+  if (lane == kWarp - 1) totals[warp] = before;
+  __syncthreads();
+  before -= own;
+#pragma unroll
+  for (int other = 0; other < kWarps - 1; ++other) before += other < warp ? totals[other] : 0;
+#pragma unroll 1
+  for (i64 sequence = first; sequence < end; ++sequence) ends[sequence] += before;
   __syncthreads();
 }
 
@@ -163,6 +172,7 @@ inline void decode(const Problem& problem) {
 template <typename T>
 inline void combine(void* out, const float* partial, const float2* stats, const int* lengths, int heads, int head_dim,
                     int max_splits, int window) {
+  constexpr int kTogether = 8;  // splits that a thread has on their way at once
   __shared__ float weights[kMaxSplits];
   __shared__ float2 totals[kThreads];
   const int row = blockIdx.x;
@@ -199,11 +209,22 @@ inline void combine(void* out, const float* partial, const float2* stats, const 
   float2 total = {0.0f, 0.0f};
   if (group < groups) {
     const float2* from = reinterpret_cast<const float2*>(partial) + place * pairs + pair;
-#pragma unroll 8
-    for (int split = group; split < splits.count; split += groups) {
-      const float2 part = from[i64(split) * pairs];
-      total.x += weights[split] * part.x;
-      total.y += weights[split] * part.y;
+#pragma unroll 1
+    for (int first = group; first < splits.count; first += kTogether * groups) {
+      float2 parts[kTogether];
+      float by[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const int split = first + i * groups;
+        const bool exists = split < splits.count;
+        parts[i] = exists ? from[i64(split) * pairs] : float2{0.0f, 0.0f};
+        by[i] = exists ? weights[split] : 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        total.x += by[i] * parts[i].x;
+        total.y += by[i] * parts[i].y;
+      }
     }
   }
   totals[threadIdx.x] = total;

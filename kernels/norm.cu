@@ -49,6 +49,7 @@ inline float group_sum(float x, float* scratch) {
 template <int kGroup, bool kOdd>
 struct Pieces {
   static constexpr int kStride = kOdd ? kGroup : 1;
+  static constexpr int kTogether = kOdd || kGroup == 1024 ? 1 : 4;  // parts at once, as registers allow
   int hidden;
 
   int at(int piece, int j = 0) const {
@@ -83,20 +84,28 @@ struct Pieces {
     }
   }
 
-  void add(const float* row, int piece, float (&sum)[8]) const {
-    if (!kOdd) {
-      if (at(piece) >= hidden) return;
-      const Vec low = load(row + at(piece));
-      const Vec high = load(row + at(piece) + 4);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        sum[j] += __uint_as_float(low.pair[j]);
-        sum[j + 4] += __uint_as_float(high.pair[j]);
-      }
-    } else {
+  // Adds this piece of the first kTogether of `parts` parts, `part` elements apart, which nothing writes during the
+  // launch. All loads go before what waits for them; of a part that is not there they give zeros, which change no sum.
+  void add(const float* row, i64 part, int parts, int piece, float (&sum)[8]) const {
+    if constexpr (kOdd) {
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         if (at(piece, j) < hidden) sum[j] += row[at(piece, j)];
+      }
+    } else if (at(piece) < hidden) {
+      Vec low[kTogether], high[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        low[k] = load_constant(row + k * part + at(piece), k == 0 || k < parts);
+        high[k] = load_constant(row + k * part + at(piece) + 4, k == 0 || k < parts);
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          sum[j] += __uint_as_float(low[k].pair[j]);
+          sum[j + 4] += __uint_as_float(high[k].pair[j]);
+        }
       }
     }
   }
@@ -108,7 +117,7 @@ inline void norm(T* y, T* sum, const void* x, const T* residual, const T* weight
   __shared__ float scratch[2][kGroup / kWarp];
   const int token = blockIdx.x * (blockDim.x / kGroup) + threadIdx.x / kGroup;
   if (kGroup == kWarp && token >= tokens) return;  // a whole warp; with larger groups the grid is exact
-  const i64 row = i64(token) * hidden;
+  const i64 row = i64(token) * hidden, part = i64(tokens) * hidden;
   const Pieces<kGroup, kOdd> pieces{hidden};
 
   // s, as rounded: so it is exact in T, and half as many registers hold it. Loads go before what waits for them.
@@ -127,9 +136,9 @@ inline void norm(T* y, T* sum, const void* x, const T* residual, const T* weight
       if (residual == nullptr) break;
       unpack<T>(s[p], total);
     }
-#pragma unroll kOdd ? 1 : 4
-    for (int i = 0; i < splits; ++i) {
-      pieces.add(static_cast<const float*>(x) + i64(i) * tokens * hidden + row, p, total);
+#pragma unroll kGroup == 1024 ? 4 : 1
+    for (int i = 0; i < splits; i += pieces.kTogether) {
+      pieces.add(static_cast<const float*>(x) + i * part + row, part, splits - i, p, total);
     }
     float more[8];
     unpack<T>(r[p], more);

@@ -19,9 +19,11 @@ from pilotlight.model.checkpoint import open_checkpoint
 from pilotlight.model.families import describe
 from scripts.gpu import __main__ as check
 from scripts.gpu import cards, raw, report, weights
+from scripts.gpu.job import Job
 from scripts.gpu.rig import Rig
 from scripts.gpu.shapes import SHAPES, TINY
 from scripts.gpu.steps import STEPS, hot, instructions
+from scripts.gpu.steps import tests as tests_step
 from tests import softgpu
 from tests.softgpu.fixtures import Soft
 
@@ -78,6 +80,7 @@ def test_all_of_its_steps_on_the_soft_gpu(tmp_path: Path) -> None:
     assert 0 < start["ready_ms"] / 1e3 < start["first_token_s"]
     assert {"context", "weights", "kernels"} <= {span["name"] for span in start["spans"]}
     assert list(steps["throughput"]["figures"]["pilotlight"]) == ["1", "2"]
+    assert steps["throughput"]["figures"]["prepare_s"] is not None
 
 
 def test_a_card_that_faults_costs_the_steps_that_use_it(tmp_path: Path) -> None:
@@ -112,6 +115,41 @@ def test_no_driver_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setattr(raw, "LIBRARY", "libcuda.so.none")
     assert check.main([]) == 69
     assert re.fullmatch(r"gpu_check: libcuda\.so\.1, .* cannot be loaded \(.*\)\n", capsys.readouterr().err)
+
+
+def test_a_driver_that_does_not_answer_leaves_the_card_without_a_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "libcuda.so")  # whoever opens it waits for a writer
+    monkeypatch.setattr(raw, "LIBRARY", str(tmp_path / "libcuda.so"))
+    monkeypatch.setattr(check, "_FIND_SECONDS", 0.5)
+    assert check.find_card() == "unknown"
+
+
+def test_a_driver_that_crashes_leaves_the_card_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "false")
+    assert check.find_card() == "unknown"
+
+
+def test_a_card_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raw, "LIBRARY", str(softgpu.library()))
+    monkeypatch.setenv("SOFTGPU_CAPABILITY", "90")
+    assert check.find_card() == "NVIDIA H200"
+
+
+def test_a_process_that_no_signal_ends_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits inside the driver: what was found so far must be told all the same."""
+    sent = []
+    monkeypatch.setattr(os, "killpg", lambda group, sign: sent.append(sign))
+
+    class Stuck:
+        pid = 1 << 30
+
+        def wait(self, timeout: float) -> int:
+            raise subprocess.TimeoutExpired("step", timeout)
+
+    check.end(Stuck())  # type: ignore[arg-type]
+    assert sent == [signal.SIGTERM, signal.SIGKILL]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +262,30 @@ def test_an_interrupt_leaves_a_whole_report(run: Run) -> None:
 
 
 # --- its parts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_demo", [False, True])
+def test_without_a_network_no_test_of_the_demo_model_is_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_demo: bool
+) -> None:
+    for folder in ("models", "tests/kernels", "tests/device/cuda"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("kernels/test_norm.py", "device/cuda/test_engine.py"):
+        (tmp_path / "tests" / file).touch()
+    if has_demo:
+        (tmp_path / "models" / "demo.gguf").touch()
+    commands = []
+
+    def run(job: Job, command: list[str]) -> dict[str, Any]:
+        commands.append(command)
+        return {"failed": []}
+
+    monkeypatch.setattr(tests_step, "ROOT", tmp_path)
+    monkeypatch.setattr(tests_step, "_run", run)
+    monkeypatch.setattr(tests_step, "_sanitize", lambda job: "")
+    tests_step.run(Job(False, 60.0, "", None, False, 0, result=str(tmp_path / "result.json")))
+    assert [Path(command[3]).stem for command in commands] == ["test_engine", "test_norm"]  # the most telling first
+    assert [command[-2:] == ["-k", "not demo_model"] for command in commands] == [not has_demo] * 2
 
 
 def test_every_probe_passes_and_can_fail(soft: Soft) -> None:

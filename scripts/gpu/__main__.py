@@ -1,7 +1,7 @@
 """scripts/gpu_check: first contact with a GPU, step by step, each in a process of its own that may fail alone.
 
-Only the standard library is used here, and the driver is asked for a GPU's name and nothing else: what comes after
-happens elsewhere, so that nothing that a card does can take this process along.
+Only the standard library is used here, and no call of the driver is made, not even for the GPU's name: nothing that a
+card does can take this process along.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from .job import ROOT, Job, save
 from .report import SOFT, Report, StepResult
 from .steps import STEPS, Step
 
-NO_GPU = 69  # the exit code of `pilotlight` for what is not there
+_FIND_SECONDS = 60.0  # that the driver has to name the GPU
 _LEAST_SECONDS = 5.0  # without so many left a step is not begun
 _END_SECONDS = 5.0  # that a stopped step has to end by itself
 _INTERRUPTED = "interrupted"
@@ -43,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     started = time.monotonic()
     try:
-        card = SOFT if options.gpu == "soft" else raw.find_gpu()
+        card = SOFT if options.gpu == "soft" else find_card()
     except raw.NoGpuError as why:
         print(f"gpu_check: {why}", file=sys.stderr)
-        return NO_GPU
+        return raw.NO_GPU
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in a shell's background
         signal.signal(number, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.scratch) as scratch:
@@ -84,7 +85,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         description="First contact with a GPU: what it is, whether every kernel is right on it, and how fast.",
         epilog="GPU_CHECK_PYTHON=FILE names an interpreter that has the packages of the extras `kernels` and `test` "
         "already; then nothing is installed and no network is needed. exit codes: 0; 1 where a step failed; "
-        f"{NO_GPU} where there is no GPU.",
+        f"{raw.NO_GPU} where there is no GPU.",
         allow_abbrev=False,
     )
     parser.add_argument("--gpu", choices=["real", "soft"], default="real", help="soft: a test of this check itself")
@@ -103,6 +104,26 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 # --- before the first step --------------------------------------------------------------------------------------
+
+
+def find_card() -> str:
+    """The first GPU's name; "unknown" where the driver crashes or does not answer, of which the steps will tell.
+
+    Raises NoGpuError.
+    """
+    command = [sys.executable, "-m", "scripts.gpu.raw", raw.LIBRARY]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        said = process.communicate(timeout=_FIND_SECONDS)[0].strip()
+    except subprocess.TimeoutExpired:
+        return raw.UNKNOWN
+    finally:
+        end(process)
+        if process.stdout:
+            process.stdout.close()
+    if process.returncode == raw.NO_GPU:
+        raise raw.NoGpuError(said)
+    return raw.UNKNOWN if process.returncode else said
 
 
 def install() -> str:
@@ -222,7 +243,10 @@ class Check:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """The step and whatever it has started: its session is its own."""
+    """The step and whatever it has started: its session is its own.
+
+    One that waits inside the driver for a card that hangs may not end even so. It is left behind.
+    """
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
@@ -231,12 +255,13 @@ def end(process: "subprocess.Popen[bytes]") -> None:
             break
         except subprocess.TimeoutExpired:
             continue
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_SECONDS)
 
 
 def tail(log: Path) -> str:
     """What the step said last."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return " | ".join(lines[-3:])[-600:]
 
 

@@ -94,7 +94,7 @@ def find(name: str) -> Card:
 def measured(file: Path) -> Card:
     """The card of a gpu_check's JSON, with the roofs that it measured. Raises UsageError."""
     try:
-        report: dict[str, Any] = json.loads(file.read_text())
+        report: dict[str, Any] = json.loads(file.read_bytes())
         if report["card"] == SOFT:
             raise UsageError(f"{file}: is of the soft GPU, which measures nothing")
         return of_figures({step["name"]: step["figures"] for step in report["steps"]}, report["card"], str(file))

@@ -65,7 +65,7 @@ def figure(value: float) -> float:
 def replace(file: Path, document: Any) -> None:
     """Writes JSON so that nobody ever sees a part of it."""
     partial = file.with_name(f"{file.name}.partial-{os.getpid()}")
-    partial.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    partial.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(partial, file)
 
 

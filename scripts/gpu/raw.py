@@ -1,11 +1,16 @@
 """Driver calls that the product never makes, by ctypes: attributes of devices and functions, and a first contact that
 nothing imported before can colour. Numbers are those of cuda.h.
+
+As a program it prints the first GPU's name: python -m scripts.gpu.raw LIBRARY.
 """
 
 import ctypes
+import sys
 from typing import Any
 
 LIBRARY = "libcuda.so.1"
+NO_GPU = 69  # the exit code of `pilotlight` for what is not there
+UNKNOWN = "unknown"  # the name of a GPU that the driver does not give
 NO_DEVICE, FABRIC_NOT_READY = 100, 802
 
 DEVICE_ATTRIBUTES = {
@@ -44,9 +49,9 @@ class DriverError(Exception):
         self.code = code
 
 
-def library() -> ctypes.CDLL:
+def library(name: str = LIBRARY) -> ctypes.CDLL:
     """Raises OSError where there is no driver."""
-    return ctypes.CDLL(LIBRARY)
+    return ctypes.CDLL(name)
 
 
 def call(cuda: ctypes.CDLL, name: str, *arguments: Any) -> None:
@@ -75,10 +80,10 @@ def function_attributes(cuda: ctypes.CDLL, function: int) -> dict[str, int]:
     return found
 
 
-def find_gpu() -> str:
-    """The first GPU's name, or "unknown" where the driver has another trouble. Raises NoGpuError, saying why."""
+def find_gpu(library_name: str) -> str:
+    """The first GPU's name, or UNKNOWN where the driver has another trouble. Raises NoGpuError, saying why."""
     try:
-        cuda = library()
+        cuda = library(library_name)
     except OSError as error:
         raise NoGpuError(f"libcuda.so.1, which comes with the NVIDIA driver, cannot be loaded ({error})") from None
     name, count = ctypes.create_string_buffer(256), ctypes.c_int()
@@ -86,5 +91,18 @@ def find_gpu() -> str:
     if code == NO_DEVICE or (code == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and not count.value):
         raise NoGpuError("the driver finds no GPU: see nvidia-smi, `--gpus all` of a container, CUDA_VISIBLE_DEVICES")
     if code or cuda.cuDeviceGetName(name, len(name), 0):
-        return "unknown"
+        return UNKNOWN
     return name.value.decode(errors="replace")
+
+
+def main(library_name: str) -> int:
+    try:
+        print(find_gpu(library_name))
+    except NoGpuError as why:
+        print(why)
+        return NO_GPU
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -92,4 +92,4 @@ def today() -> str:
 
 
 def read(file: Path) -> dict[str, Any]:
-    return dict(json.loads(file.read_text()))
+    return dict(json.loads(file.read_bytes()))

@@ -13,7 +13,7 @@ from .job import Failed, Job, Skipped
 
 
 def main(module: str, job_file: str) -> int:
-    job = Job(**json.loads(Path(job_file).read_text()))
+    job = Job(**json.loads(Path(job_file).read_bytes()))
     job.put()
     try:
         importlib.import_module(module).run(job)

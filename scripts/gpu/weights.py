@@ -41,14 +41,14 @@ def write(directory: Path, config: dict[str, Any], *, snapshot: bool) -> Path:
         header = plan_header(tensors, {"pilotlight_snapshot": str(SNAPSHOT_FORMAT)})
         weights = {"size": header.file_size, "header_sha256": hash_header(header), "data_sha256": ""}
         manifest = {"format": SNAPSHOT_FORMAT, "pilotlight": "", "dtype": "bfloat16", "weights": weights}
-        (directory / MANIFEST).write_text(json.dumps(manifest))
+        (directory / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         _write_weights(directory / SNAPSHOT_WEIGHTS, header)
     else:
         sources = [source for tensor in description.tensors for source in _sources(description.spec, tensor)]
         tensors = [(name, _DTYPE, shape) for name, shape in sources]
         _write_weights(directory / SINGLE_FILE, plan_header(tensors, {"format": "pt"}))
-    (directory / "config.json").write_text(json.dumps(config))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML}))
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML}), encoding="utf-8")
     pieces = config["vocab_size"] - 256 - len(SPECIALS)
     words = ("".join(letters) for letters in product(string.ascii_lowercase, repeat=4))
     byte_tokenizer(list(islice(words, pieces))).tokenizer.save(str(directory / "tokenizer.json"))

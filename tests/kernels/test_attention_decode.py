@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pilotlight.build import kernel_ptx
 from pilotlight.build.kernel_compilers import assemble
 from pilotlight.build.sass import EntryReport, read_cubin
 from pilotlight.device.cuda import attention
@@ -84,6 +85,14 @@ def test_ragged_batch(gpu: Card, rng: np.random.Generator, half: Half) -> None:
     check(
         gpu, random_problem(rng, (6, 2, 64), [int(x) for x in rng.permutation(lengths)], half=half, spread=3.0), rng
     )
+
+
+@pytest.mark.smallest
+@pytest.mark.parametrize("sequences", [127, 129, 300])
+def test_more_sequences_than_threads(gpu: Card, rng: np.random.Generator, sequences: int) -> None:
+    """Some of which have no split or several, so that where each one's begin in the work list is not its number."""
+    lengths = rng.choice([0, 1, 20, 257, 520], sequences, p=[0.2, 0.35, 0.35, 0.05, 0.05])
+    check(gpu, random_problem(rng, (2, 1, 64), lengths.tolist()), rng)
 
 
 @pytest.mark.smallest
@@ -428,3 +437,21 @@ def test_stated_loads(machine_code: dict[str, EntryReport]) -> None:
             if form != "d96_h8" and form != "d96_h16":
                 assert not widths[4]
                 assert not widths.get(8) or (fp8 and form.startswith("d64"))
+
+
+def test_splits_are_on_their_way_together(ptx: Path) -> None:
+    """Eight of them, however many there are: no product stands between their loads."""
+    entries = kernel_ptx.entries((ptx / "attention_decode.ptx").read_text())
+    bodies = {entry.name: entry.body for entry in entries if "combine" in entry.name}
+    assert bodies
+    for name, body in bodies.items():
+        stretches = re.split(r"\n\tfma\.", body.partition("bar.sync")[2])
+        loads = {stretch.count("ld.global.v2.f32") for stretch in stretches}
+        assert loads == {0, 8}, name
+
+
+def test_no_loop_waits_for_memory_and_for_other_lanes(machine_code: dict[str, EntryReport]) -> None:
+    """But that over K and V: what is found out about a batch takes as long for many sequences as for a few."""
+    for entry, report in machine_code.items():
+        for loop in report.inner_loops:
+            assert loop.mix.tensor or not (loop.mix.global_loads and "SHFL" in loop.mix.opcodes), entry

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from pilotlight.build import kernel_ptx
 from pilotlight.device.cuda import norm
 from pilotlight.device.cuda.launch import NULL, Half, Launch
 from pilotlight.device.numpy_device import NumpyDevice
@@ -242,6 +243,33 @@ def test_every_byte_is_moved_once_in_whole_sectors(gpu: Card, hidden: int, form:
     for access in ("global_load", "global_store", "shared_load", "shared_store"):
         assert counted[access]["sectors"] == counted[access]["ideal"], access
     assert counted["local"]["requests"] == 0
+
+
+@pytest.mark.smallest
+@pytest.mark.parametrize("hidden", [896, 4096, 100])
+@pytest.mark.parametrize("splits", [3, 5])
+def test_parts_are_read_once(gpu: Card, hidden: int, splits: int) -> None:
+    """And nothing beyond the last. A lane's eight fp32 numbers are two loads, which share their sectors."""
+    if not gpu.soft:
+        pytest.skip("only the soft GPU counts")
+    rows = Rows(gpu, "bfloat16", 8, hidden)
+    launch = rows.plan(gpu.upload(np.stack(rows.parts[:splits])), splits=splits)
+    loads = gpu.counted(launch)[launch.entry]["global_load"]
+    parts, weight = 8 * splits * hidden * 4, 8 * hidden * 2
+    assert loads["bytes"] == parts + weight
+    if hidden % 8 == 0:
+        assert loads["sectors"] * 32 == 2 * parts + weight
+
+
+def test_parts_are_on_their_way_together(request: pytest.FixtureRequest) -> None:
+    """Four of them, as kernels/README.md states: no addition stands between their loads, of two halves each."""
+    text = (request.config.getoption("ptx") / "norm.ptx").read_text()
+    for entry in kernel_ptx.entries(text):
+        if entry.name.split("_")[2] not in ("warp", "block"):
+            continue
+        between = re.split(r"\n\tadd\.f32", entry.body)
+        loads = {stretch.count("ld.global.nc.v4.u32") for stretch in between}
+        assert loads == {0, 2 * 4}, entry.name
 
 
 def test_stated_forms(request: pytest.FixtureRequest) -> None:

@@ -1,6 +1,8 @@
 """One GPU, opened: its primary context, its name, the figures that launches are computed from."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from . import driver
 from .errors import NO_DEVICE, CudaError
@@ -36,6 +38,15 @@ class Context:
     def bind(self) -> None:
         """Makes the context the calling thread's: each thread that calls the driver needs it."""
         driver.set_current(self._context)
+
+    @contextmanager
+    def bound(self) -> Iterator[None]:
+        """`bind` for a while: the calling thread has its own context again after."""
+        driver.push_current(self._context)
+        try:
+            yield
+        finally:
+            driver.pop_current()
 
     @property
     def title(self) -> str:

@@ -410,11 +410,14 @@ class CudaDevice:
 
 
 def _give_back(context: Context, stream: driver.Stream, owned: ExitStack) -> None:
-    """What a device took, once its last work is done. A lost GPU gives nothing back before the process ends."""
+    """What a device took, once its last work is done. A lost GPU gives nothing back before the process ends.
+
+    Comes whenever the device is dropped, between two calls for another one too.
+    """
     try:
-        context.bind()
-        driver.synchronize_stream(stream)
-        owned.close()
+        with context.bound():
+            driver.synchronize_stream(stream)
+            owned.close()
     except CudaError as error:
         _log.debug("memory of a GPU is not given back: %s", error)
 

@@ -36,10 +36,6 @@ _log = logging.getLogger(__name__)
 def initialize() -> None:
     """Loads the driver and initialises it. Waits for a fabric that is not ready, up to FABRIC_SECONDS."""
     environment()
-    try:
-        ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        raise no_driver(str(error)) from None
     version = driver_version()
     if version < FLOOR:
         raise old_driver(version, FLOOR)
@@ -47,8 +43,16 @@ def initialize() -> None:
 
 
 def driver_version() -> int:
-    """The CUDA version that the driver brings: 12020 is 12.2."""
-    return int(_call("cuDriverGetVersion"))
+    """The CUDA version that the driver brings: 12020 is 12.2.
+
+    Asked of the library itself: the bindings can make no call of one before 12.0.
+    """
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL(LIBRARY).cuDriverGetVersion(ctypes.byref(version))
+    except OSError as error:
+        raise no_driver(str(error)) from None
+    return version.value
 
 
 def device_count() -> int:
@@ -88,6 +92,15 @@ def set_current(context: Context) -> None:
     _call("cuCtxSetCurrent", context)
 
 
+def push_current(context: Context) -> None:
+    """`set_current` until pop_current, which brings back the one that was."""
+    _call("cuCtxPushCurrent", context)
+
+
+def pop_current() -> None:
+    _call("cuCtxPopCurrent")
+
+
 def memory_info() -> tuple[int, int]:
     """Bytes of the device that are free, and all of them."""
     free, total = _call("cuMemGetInfo")
@@ -121,12 +134,12 @@ def clear(address: int, nbytes: int, stream: Stream) -> None:
 
 def copy_to_device(device: int, host: int, nbytes: int, stream: Stream) -> None:
     """In the stream's order; the host memory must stay as it is until then."""
-    _check("cuMemcpyHtoDAsync", _cuda.cuMemcpyHtoDAsync(device, host, nbytes, stream)[0])
+    _call("cuMemcpyHtoDAsync", device, host, nbytes, stream)
 
 
 def copy_to_host(host: int, device: int, nbytes: int, stream: Stream) -> None:
     """In the stream's order; the host memory is nobody's until then."""
-    _check("cuMemcpyDtoHAsync", _cuda.cuMemcpyDtoHAsync(host, device, nbytes, stream)[0])
+    _call("cuMemcpyDtoHAsync", host, device, nbytes, stream)
 
 
 # --- streams and events ---------------------------------------------------------------------------------------
@@ -142,7 +155,7 @@ def destroy_stream(stream: Stream) -> None:
 
 
 def synchronize_stream(stream: Stream) -> None:
-    _check("cuStreamSynchronize", _cuda.cuStreamSynchronize(stream)[0])
+    _call("cuStreamSynchronize", stream)
 
 
 def create_event() -> Event:
@@ -156,12 +169,12 @@ def destroy_event(event: Event) -> None:
 
 
 def record_event(event: Event, stream: Stream) -> None:
-    _check("cuEventRecord", _cuda.cuEventRecord(event, stream)[0])
+    _call("cuEventRecord", event, stream)
 
 
 def synchronize_event(event: Event) -> None:
     """Waits for what was in the stream when the event was recorded; not at all where it never was."""
-    _check("cuEventSynchronize", _cuda.cuEventSynchronize(event)[0])
+    _call("cuEventSynchronize", event)
 
 
 # --- modules, functions, launches -----------------------------------------------------------------------------
@@ -172,7 +185,7 @@ def load_module(image: bytes, detail: str) -> Module:
     log = bytearray(_LOG_BYTES)
     option = _cuda.CUjit_option
     options = [option.CU_JIT_ERROR_LOG_BUFFER, option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
-    result, module = _cuda.cuModuleLoadDataEx(image, len(options), options, [log, len(log)])
+    result, module = _answer("cuModuleLoadDataEx", image, len(options), options, [log, len(log)])
     words = log.split(b"\0")[0].decode(errors="replace").split()
     _check("cuModuleLoadData", result, f"{detail}: {' '.join(words)}" if words else detail)
     return Module(module)
@@ -208,7 +221,7 @@ def launch(
     detail: str,
 ) -> None:
     """parameters: address of an array of pointers, one to each argument, which are read before this returns."""
-    result = _cuda.cuLaunchKernel(function, *grid, *block, shared_bytes, stream, parameters, 0)[0]
+    result = _answer("cuLaunchKernel", function, *grid, *block, shared_bytes, stream, parameters, 0)[0]
     if result:
         _check("cuLaunchKernel", result, f"{detail}, grid {grid}, block {block}, {shared_bytes} bytes shared")
 
@@ -235,7 +248,7 @@ def upload_graph(executable: GraphExec, stream: Stream) -> None:
 
 
 def launch_graph(executable: GraphExec, stream: Stream) -> None:
-    _check("cuGraphLaunch", _cuda.cuGraphLaunch(executable, stream)[0])
+    _call("cuGraphLaunch", executable, stream)
 
 
 def destroy_graph(graph: Graph) -> None:
@@ -251,9 +264,21 @@ def destroy_executable(executable: GraphExec) -> None:
 
 def _call(name: str, *arguments: Any, detail: str = "") -> Any:
     """Makes the call; what it gives. Raises CudaError."""
-    result, *values = getattr(_cuda, name)(*arguments)
+    result, *values = _answer(name, *arguments)
     _check(name, result, detail)
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def _answer(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """The call's result, and what it gives. Raises CudaError for a result that the bindings do not know."""
+    try:
+        answer: tuple[Any, ...] = getattr(_cuda, name)(*arguments)
+    except ValueError as error:  # "999 is not a valid CUresult": the driver is newer than they are
+        code, _, said = str(error).partition(" ")
+        if "CUresult" not in said:
+            raise
+        raise failure(name, int(code), f"error {code}", "of a driver that is newer than these bindings") from None
+    return answer
 
 
 def _call_patiently(name: str, *arguments: Any) -> Any:

@@ -20,7 +20,7 @@ LIBRARY = "libcuda.so.1"
 def environment() -> None:
     """What the driver reads from the environment when it is initialised.
 
-    Lazy loading, its default, loads a kernel at its first launch, which must not happen while a graph is captured.
+    Lazy loading, its default, puts off some of what loading a module does; none of it may happen in a capture.
     """
     os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 

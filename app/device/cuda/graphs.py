@@ -5,14 +5,16 @@ holds are addresses and grids, and for such a step these depend on nothing else:
 """
 
 import bisect
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from ..base import Stage
 from . import driver
-from .errors import OUT_OF_MEMORY, CudaError
+from .errors import CudaError, DeviceLostError
 
 EXECUTABLE_BYTES = 1 << 20  # that the driver takes of the device for one
 _FORMS = 5  # of graphs of a bucket: see Key
@@ -36,7 +38,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """executable: None where the driver had no memory for one. result: what the captured calls gave."""
+    """executable: None where the driver made none. result: what the captured calls gave."""
 
     title: str
     executable: driver.GraphExec | None = None
@@ -53,7 +55,7 @@ class Graphs:
         self._remember = remember
         self._name = name
         self._captured: dict[Key, _Captured] = {}
-        self._is_short = False  # of memory
+        self._is_refused = False  # a graph was not to be had: no more are made before they are needed
         self._is_new = True  # no step has been run
 
     def bucket(self, count: int) -> int:
@@ -80,24 +82,22 @@ class Graphs:
         return result
 
     def capture(self, key: Key, compute: Callable[[], object]) -> _Captured:
-        """Makes the graph of what `compute` enqueues. Without memory for it such steps stay as they are."""
+        """Makes the graph of what `compute` enqueues. Where the driver makes none such steps stay as they are."""
         try:
             captured = self._capture(str(key), compute)
+        except DeviceLostError:
+            raise
         except CudaError as error:
-            if error.code != OUT_OF_MEMORY:
-                raise
-            if not self._is_short:
-                _log.warning(
-                    "%s: no memory for %s, such steps are launched kernel by kernel: %s", self._name, key, error
-                )
-            self._is_short = True
+            if not self._is_refused:
+                _log.warning("%s: no %s, its like are launched kernel by kernel: %s", self._name, key, error)
+            self._is_refused = True
             captured = _Captured(str(key))
         self._captured[key] = captured
         return captured
 
     def missing(self) -> Key | None:
-        """The next graph of those that most decode steps are replayed by; None where all are there."""
-        if self._is_short:
+        """The next graph of those that most decode steps are replayed by; None where all are there that can be."""
+        if self._is_refused:
             return None
         keys = (Key(bucket, "step", is_plain) for bucket in self._buckets for is_plain in (True, False))
         return next((key for key in keys if key not in self._captured), None)
@@ -110,9 +110,10 @@ class Graphs:
 
     def _capture(self, title: str, compute: Callable[[], object]) -> _Captured:
         try:
-            driver.begin_capture(self._stream)
-            result = compute()
-            graph = driver.end_capture(self._stream)
+            with _uncollected():
+                driver.begin_capture(self._stream)
+                result = compute()
+                graph = driver.end_capture(self._stream)
         except BaseException:
             self._abandon()
             raise
@@ -133,6 +134,18 @@ class Graphs:
             driver.destroy_graph(driver.end_capture(self._stream))
         except CudaError as error:
             _log.debug("a capture that failed left no graph: %s", error)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A collection may find a device that was dropped, whose memory must not be freed while this thread captures."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def buckets(num_seqs: int) -> list[int]:

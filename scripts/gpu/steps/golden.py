@@ -70,7 +70,7 @@ def _cases(job: Job) -> tuple[Path, list[dict[str, Any]]]:
         return directory, [{"prompt_ids": [32 + n, 40], "answer_ids": answer, "gaps": gaps} for n in range(3)]
     directory = Path(job.model)
     if directory.resolve() == _DEMO.resolve():
-        return directory, json.loads(GOLDEN.read_text())
+        return directory, json.loads(GOLDEN.read_bytes())
     return directory, _cases_of_the_cpu(directory)
 
 

@@ -53,7 +53,7 @@ def _cpuinfo() -> dict[str, str]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
 

@@ -21,7 +21,7 @@ def run(job: Job) -> None:
     rig = Rig()
     cuda = raw.library()
     place = images.directory()
-    modules: dict[str, Any] = json.loads((place / images.MANIFEST).read_text())["modules"]
+    modules: dict[str, Any] = json.loads((place / images.MANIFEST).read_bytes())["modules"]
     found = images.Images(place, rig.gpu.capability, rig.context.title)
     architecture = "sm_{}{}".format(*rig.gpu.capability)
     wrong: list[str] = []

@@ -1,6 +1,7 @@
 """`pilotlight serve --device cuda` on the soft GPU as a process: what it is asked, and what the soft GPU says."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,7 +54,7 @@ class Report:
 
     def __init__(self, run: dict[str, Any]) -> None:
         self.findings: list[dict[str, Any]] = run["findings"]
-        self.calls: dict[str, int] = run["counters"]["calls"]
+        self.calls: Counter[str] = Counter(run["counters"]["calls"])
         self.driver: dict[str, int] = run["counters"]["driver"]
         self.kernels: dict[str, Any] = run["counters"]["kernels"]
 

@@ -1,18 +1,23 @@
 """The driver's wrapper: what is refused and in which words, waiting for a fabric, the early start, the thin calls."""
 
+import ctypes
 import logging
+import os
 import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cuda.bindings import driver as cuda
 
+from pilotlight.build import native_compiler
 from pilotlight.device.cuda import driver, early, memory
 from pilotlight.device.cuda.context import Context
+from pilotlight.device.cuda.device import CudaDevice
 from pilotlight.device.cuda.errors import STICKY, CudaError, DeviceLostError, failure
 from pilotlight.errors import EXIT_ENGINE, EXIT_UNAVAILABLE
 from tests.softgpu.driver import calls
@@ -80,6 +85,15 @@ def test_a_gpu_that_is_hidden_is_refused_with_what_is_shown(soft: Soft, monkeypa
     assert "--device cuda:2: there is no such GPU; CUDA_VISIBLE_DEVICES=2,0 shows cuda:0, cuda:1" in str(refusal(2))
 
 
+def test_a_device_that_is_dropped_leaves_the_thread_to_the_one_it_was_of(soft: Soft) -> None:
+    """A collection drops it between any two calls."""
+    soft.reset(devices=2)
+    dropped, context = CudaDevice(1), Context(0)
+    del dropped
+    assert soft.counters()["calls"]["cuStreamDestroy"] == 1
+    assert int(cuda.cuCtxGetDevice()[1]) == context.ordinal
+
+
 def test_mig_is_a_gpu_like_any(soft: Soft) -> None:
     soft.reset(mig=True, capability=90)
     context = Context(0)
@@ -123,23 +137,68 @@ def test_a_fault_that_sticks_loses_the_device(soft: Soft, code: int) -> None:
     assert caught.value.exit_code == EXIT_ENGINE
 
 
+@pytest.mark.parametrize(
+    ("call", "make"),
+    [
+        ("cuMemAlloc", lambda: memory.allocate(4, "a word")),
+        ("cuModuleLoadDataEx", lambda: driver.load_module(calls.KERNELS, "kernels")),
+        ("cuLaunchKernel", lambda: driver.launch(*launch_arguments())),
+        ("cuStreamSynchronize", lambda: driver.synchronize_stream(driver.create_stream())),
+    ],
+)
+def test_a_result_that_is_newer_than_the_bindings_is_an_error_like_any(soft: Soft, call: str, make: Callable) -> None:
+    """The bindings themselves raise ValueError."""
+    soft.reset(fail_call=call, fail_error=12345)
+    Context(0)
+    with pytest.raises(
+        CudaError, match=rf"^{call}: error 12345 \(12345\), of a driver that is newer than these"
+    ) as caught:
+        make()
+    assert caught.value.code == 12345
+
+
+def launch_arguments() -> tuple:
+    function = driver.get_function(driver.load_module(calls.KERNELS, "kernels"), "store")
+    values = (ctypes.c_uint64(memory.allocate(4, "a word")), ctypes.c_uint32(1))
+    pointers = (ctypes.c_void_p * 2)(*map(ctypes.addressof, values))
+    return function, (1, 1, 1), (1, 1, 1), 0, driver.create_stream(), ctypes.addressof(pointers), "store"
+
+
 def test_an_error_without_advice_is_told_as_it_is() -> None:
     assert str(failure("cuX", 1, "CUDA_ERROR_INVALID_VALUE", "invalid argument", "norm")) == (
         "cuX (norm): CUDA_ERROR_INVALID_VALUE (1), invalid argument"
     )
 
 
-def test_without_a_driver() -> None:
-    """In a process of its own: this one has the soft GPU."""
+def open_gpu(library: Path) -> "subprocess.CompletedProcess[str]":
+    """In a process of its own, since this one has the soft GPU: it prints the exit code and the reason."""
     script = (
+        "import sys\n"
+        "from pilotlight.device.cuda import driver\n"
         "from pilotlight.device.cuda.context import Context\n"
         "from pilotlight.errors import PilotlightError\n"
+        "driver.LIBRARY = sys.argv[1]\n"
         "try: Context(0)\n"
         "except PilotlightError as error: print(error.exit_code, error)"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", script, str(library)]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(library.parent)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_without_a_driver(tmp_path: Path) -> None:
+    done = open_gpu(tmp_path / "libcuda.so.1")
     assert done.stdout.startswith("69 libcuda.so.1, which comes with the NVIDIA driver, cannot be loaded (")
     assert "or use --device cpu" in done.stdout
+
+
+def test_a_driver_of_cuda_11_is_refused_though_the_bindings_cannot_use_it(tmp_path: Path) -> None:
+    """It has no cuGetProcAddress_v2, by which they look everything up."""
+    source = tmp_path / "driver.cpp"
+    source.write_text('extern "C" int cuDriverGetVersion(int* version) { *version = 11080; return 0; }\n')
+    native_compiler.make(tmp_path / "libcuda.so.1", str(source), "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
+    done = open_gpu(tmp_path / "libcuda.so.1")
+    assert done.stdout.startswith("69 the NVIDIA driver is of CUDA 11.8, and at least 12.2 (driver 535) is needed: ")
 
 
 def test_images_that_a_driver_refuses(soft: Soft) -> None:

@@ -177,6 +177,8 @@ def drive(model: Model, items: list[Submit], seed: int, *, reads: bool) -> tuple
             answers[output.id].add(output)
         engine.check_integrity()
         steps += 1
+    assert isinstance(model.device, CudaDevice)
+    assert not model.device._graphs._is_refused
     return answers, tap, engine
 
 
