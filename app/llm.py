@@ -5,11 +5,14 @@ is in the engine's queue at once.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+import msgspec
 
 from .engine.engine import Engine
 from .errors import UsageError
@@ -46,7 +49,7 @@ class CompletionOutput:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None  # this and the next where logprobs were asked for
+    cumulative_logprob: float | None = None  # this and `logprobs`: where they were asked for
     logprobs: list[dict[int, Logprob]] | None = None  # for each token: itself and the alternatives, by token id
     finish_reason: FinishReason | None = None  # "error": stop_reason says what went wrong
     stop_reason: str | int | None = None  # the stop string or the stop token that ended it; None for EOS
@@ -65,11 +68,11 @@ class RequestOutput:
 
 
 class LLM:
-    """A loaded model. Not thread-safe: one call at a time.
+    """A loaded model. Calls from several threads take turns; the prompts of one call are computed together.
 
-    `settings` are those of the server that concern the model (`max_model_len`, `gpu_memory_utilization`,
-    `max_num_seqs`, `seed`, ...). Raises UsageError for an unknown one, ModelNotFoundError, ModelDataError,
-    UnavailableError where the model does not fit.
+    `settings` are the server's, as far as they concern the model (`max_model_len`, `gpu_memory_utilization`,
+    `max_num_seqs`, `seed`, ...). Raises UsageError for an unknown setting, ModelNotFoundError, ModelDataError, and
+    UnavailableError where there is no such device or the model does not fit into its memory.
     """
 
     def __init__(self, model: str, **settings: Any) -> None:
@@ -80,12 +83,13 @@ class LLM:
         self._model = load_model(directory, self.settings, Timeline("engine"))
         self._engine = Engine.of(self._model, self.settings)
         self._next_id = 0
+        self._turn = threading.Lock()  # held by the call that drives the engine
 
     def get_tokenizer(self) -> Tokenizer:
         return self._text.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is used where a call brings none: the model's generation_config.json over our defaults."""
+        """Used where a call passes none: the model's generation_config.json over our defaults."""
         return SamplingParams(**self._defaults)
 
     def generate(
@@ -171,16 +175,19 @@ class LLM:
             raise ParameterError("sampling_params", "expected a SamplingParams, or a list of one for each prompt")
         if len(sampling_params) != len(requests):
             raise ParameterError("sampling_params", f"{len(sampling_params)} of them for {len(requests)} prompts")
-        submits: list[Submit] = []
-        answers: dict[int, _Answer] = {}
-        for index, (request, params) in enumerate(zip(requests, sampling_params, strict=True)):
-            sampling = self._check(index, request, params)
-            for choice in range(params.n):
-                id_ = self._next_id + len(submits)
-                answers[id_] = _Answer(request, choice, params, sampling, self._text.tokenizer)
-                submits.append(Submit(id_, request.prompt_token_ids, sampling, index, choice))
-        self._next_id += len(submits)
-        self._answer(submits, answers, _Bar(len(submits), show_bar and sys.stderr.isatty()))
+        with self._turn:
+            submits: list[Submit] = []
+            answers: dict[int, _Answer] = {}
+            for index, (request, params) in enumerate(zip(requests, sampling_params, strict=True)):
+                sampling = self._check(index, request, params)
+                for choice in range(params.n):
+                    if choice == 1:  # the first one brings them for all, and the others can reuse its K/V
+                        sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
+                    id_ = self._next_id + len(submits)
+                    answers[id_] = _Answer(request, choice, params, sampling, self._text.tokenizer)
+                    submits.append(Submit(id_, request.prompt_token_ids, sampling, index, choice))
+            self._next_id += len(submits)
+            self._drive(submits, answers, _Bar(len(submits), show_bar and sys.stderr.isatty()))
         for request in requests:
             request.finished = True
         return requests
@@ -201,7 +208,7 @@ class LLM:
             name = f"prompts[{index}]" if error.field == "prompt" else f"{error.field} for prompts[{index}]"
             raise ParameterError(name, error.reason) from None
 
-    def _answer(self, submits: list[Submit], answers: "dict[int, _Answer]", bar: "_Bar") -> None:
+    def _drive(self, submits: list[Submit], answers: "dict[int, _Answer]", bar: "_Bar") -> None:
         """Runs the engine until no answer and no step is under way. Whatever interrupts it leaves an empty engine."""
         try:
             for submit in submits:
@@ -211,7 +218,7 @@ class LLM:
                 for output in outputs:
                     if output.id in answers and answers[output.id].add(output):
                         del answers[output.id]
-                        if output.finish is None:  # behind a stop string, of which the engine knows nothing
+                        if output.finish is None:  # ended by a stop string, of which the engine knows nothing
                             self._engine.abort([output.id])
                 bar.update(len(submits) - len(answers), sum(len(output.tokens) for output in outputs))
         except BaseException:

@@ -1,6 +1,8 @@
 """The engine in process: prompts in every form, text cut as the server cuts it, outputs in vLLM's shape."""
 
 import io
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,17 @@ def test_C13_n_choices_of_one_prompt(tiny: LLM) -> None:
     assert len({tuple(output.outputs[0].token_ids) for output in prompts}) == 4
 
 
+def test_the_logprobs_of_a_prompt_are_made_once_for_all_its_choices(tiny: LLM) -> None:
+    prompt = "n choices of one prompt, which has three pages and a bit more"
+    before = tiny._engine.stats
+    (output,) = tiny.generate(prompt, greedy(n=3, max_tokens=2, prompt_logprobs=1))
+    after = tiny._engine.stats
+    assert output.prompt_logprobs
+    assert [entry is None for entry in output.prompt_logprobs] == [True] + [False] * (len(prompt) - 1)
+    assert after.prefix_hit_tokens - before.prefix_hit_tokens == 2 * 48
+    assert len({tuple(answer.token_ids) for answer in output.outputs}) == 1
+
+
 def test_the_models_seed_makes_unseeded_calls_repeatable(tiny: LLM) -> None:
     params = SamplingParams(max_tokens=10)
     assert tiny.generate("12", params)[0].outputs == tiny.generate("12", params)[0].outputs
@@ -296,6 +309,20 @@ def test_an_interrupt_in_the_middle_of_the_books_leaves_an_engine_that_works(
         llm.generate(["1", "2"], greedy())
     llm._engine.check_integrity()
     assert texts(llm.generate("1", greedy())) == [ANSWER_TEXT]
+
+
+def test_calls_from_several_threads_take_turns(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [f"thread {number}" for number in range(8)]
+    alone = [tiny.generate(prompt, greedy())[0].outputs for prompt in prompts]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            together = list(pool.map(lambda prompt: tiny.generate(prompt, greedy())[0].outputs, prompts))
+    finally:
+        sys.setswitchinterval(interval)
+    assert together == alone
+    tiny._engine.check_integrity()
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class Begun(threading.Thread):
-    """A thread that belongs on a timeline, of which there is none yet when it begins. Its work is `work`."""
+    """A thread that is started before there is a timeline, and put on it later. A subclass has its `work`."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.began = time.monotonic()
-        self.ended: float | None = None  # it is at it
+        self.ended: float | None = None  # None while it works
         self._span: Span | None = None
 
     def run(self) -> None:
@@ -29,12 +29,12 @@ class Begun(threading.Thread):
         raise NotImplementedError
 
     def note(self, timeline: "Timeline") -> None:
-        """Puts it on the timeline; the span ends when the work does, or did."""
+        """Puts the thread on the timeline; its span ends when the work does, or did already."""
         self._span = self.begin_span(timeline)
         self._end_span()
 
     def begin_span(self, timeline: "Timeline") -> "Span":
-        """A span of its own name, from `began` on, that has not ended."""
+        """A span that starts at `began` and has no end yet."""
         raise NotImplementedError
 
     def _end_span(self) -> None:

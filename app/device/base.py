@@ -114,7 +114,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Sampled:
-    """tokens: [R], -1 where the row's logits held a NaN. logprobs: [R], None where not asked for."""
+    """tokens: [R], -1 where none could be chosen. logprobs: [R], None where not asked for, and with token -1."""
 
     tokens: list[int]
     logprobs: list[TokenLogprob | None]
@@ -165,7 +165,7 @@ class Device(Protocol):
         """What `sample` and `score` found. Waits for it."""
 
     def prepare(self, compute: Callable[[Step], object]) -> bool:
-        """Does a little of what later steps would have to wait for; whether there may be more. For idle moments.
+        """For idle moments: does a little of what later steps would wait for. Returns whether there may be more.
 
         compute: what `run` is given for the stage "step", of a step that the device makes up.
         """

@@ -20,7 +20,7 @@ _LIBRARIES = tuple(
     for place in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib64")
 )
 _NO_FP8 = "--kv-cache-dtype fp8: the CPU keeps K/V in float32 or float16; leave it out"
-_HANGS_AT = 0.9  # of the time at which the front kills an engine: the device then still says what it did last
+_HANGS_AT = 0.9  # of the time after which the front kills an engine: so a device can still say what it did last
 
 
 def cuda_ordinal(device: str) -> int | None:
@@ -37,7 +37,7 @@ def cuda_ordinal(device: str) -> int | None:
 def open_device(settings: "Settings") -> "Device":
     """Raises UnavailableError for a device that cannot be used.
 
-    So does `auto` for a GPU that is there and has a trouble: the CPU in its place would be slow, and paid like a GPU.
+    `auto` too raises for a GPU that is there and does not work: the CPU in its place would be slow, at a GPU's price.
     """
     ordinal = cuda_ordinal(settings.device)
     fp8_pages = settings.kv_cache_dtype == "fp8"
@@ -80,7 +80,7 @@ def _is_promised() -> bool:
 
 
 def _is_hidden() -> bool:
-    """Whether somebody wants that no GPU is seen."""
+    """Whether the user hides every GPU."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
 
 

@@ -36,7 +36,7 @@ def tensors_of(layout: Layout) -> Iterator[tuple[Placed, list[memoryview]]]:
 
 
 def loading(layout: Layout, timeline: Timeline) -> AbstractContextManager[Span]:
-    """A span for using `tensors_of`: it moves the bytes, or waits where they are being read (read_ahead.py)."""
+    """The span in which `tensors_of` is used: it reads the files, or waits for read_ahead.py to have read them."""
     if any(is_begun(extent.file) for extent in layout.extents):
         return timeline.span("wait for weights", after="weights")
     return timeline.span("weights", layout.nbytes)
@@ -59,7 +59,7 @@ def _piece(files: dict[Path, memoryview], extent: Extent, start: int, end: int) 
 
 
 def forget(piece: memoryview) -> None:
-    """Gives back the memory of a piece that was copied; the file's pages stay in the page cache, and come if read."""
+    """Gives back the memory of a piece that was copied. It stays in the page cache, and comes again if it is read."""
     mapping = piece.obj
     if isinstance(mapping, mmap.mmap) and len(piece):
         start = _address(piece) - _address(memoryview(mapping))

@@ -19,12 +19,12 @@ from .base import Activation, AttentionShape, Batch, Float32, R, Sampled, Stage,
 from .layout import Layout
 from .mapped import loading
 from .native_library import Library, Program
-from .native_places import Places, Slab, anonymous, place
-from .native_sampling import Found, Sampler
+from .native_places import Places, Slab, anonymous, plan_places
+from .native_sampling import Logprobs, Sampler
 from .native_weights import Matrix, Weight, load_weights, loaded_bytes
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
-_TOKENS, _SEQUENCES, _WANTED, _SAMPLED = range(4)  # of the slab's counts
+_TOKENS, _SEQUENCES, _WANTED, _SAMPLED = range(4)  # indices into the slab's counts
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class NativeDevice:
         self._slab: Slab
         self._at: dict[str, int]  # addresses of the slab's places
         self._sampler: Sampler
-        self._scores: Found
+        self._scores: Logprobs
         self._ops: list[abi.Op] | None = None  # while a program is recorded
         self._programs: dict[tuple[Stage, bool], tuple[Program, Any]] = {}
         self._samples = 0  # of the step that was begun last
@@ -112,7 +112,7 @@ class NativeDevice:
         self._cos, self._sin = np.ascontiguousarray(cos), np.ascontiguousarray(sin)
         self._sampler = Sampler(step.num_logits, step.vocab_size, step.num_logprobs)
         self._num_logits = step.num_logits
-        self._scores = Found(step.num_tokens, min(step.num_logprobs, step.vocab_size))
+        self._scores = Logprobs(step.num_tokens, min(step.num_logprobs, step.vocab_size))
 
     def _place(self, shape: AttentionShape, step: StepShape) -> Places:
         cache, library = self._cache_of(shape, 0), self._library
@@ -123,7 +123,7 @@ class NativeDevice:
             "attention": library.attention_bytes(cache, step.num_tokens, step.num_seqs, step.max_length),
             "sampling": library.sample_bytes(step.vocab_size),
         }
-        return place(shape, step, scratch)
+        return plan_places(shape, step, scratch)
 
     def _cache_of(self, shape: AttentionShape, pages: int) -> abi.Cache:
         return abi.Cache(
@@ -254,7 +254,9 @@ class NativeDevice:
         return out
 
     def part(self, x: Tensor, first: int, count: int) -> Tensor:
-        """All that is sampled, whatever there is of it, or a piece of what is scored."""
+        """The sampled rows, whose number each step reads from memory. Or some of the scored rows, whose number may be
+        fixed, since the program of a step that scores is not kept.
+        """
         if first == 0 and x.count == self._count(_WANTED) and count == self._samples:
             return Tensor(x.address, self._count(_SAMPLED), x.width)
         self._pieces.append(np.array([count], np.int32))
@@ -262,32 +264,32 @@ class NativeDevice:
 
     def sample(self, step: Step, logits: Tensor) -> None:
         sampler = self._sampler
-        found = sampler.found
+        logprobs = sampler.logprobs
         self._do(
             abi.Sample(
                 logits.count,
                 logits.address,
                 sampler.address,
                 sampler.tokens.ctypes.data,
-                *found.addresses(0),
+                *logprobs.addresses(0),
                 self._at["sampling"],
                 logits.width,
-                found.most,
+                logprobs.most_top,
             )
         )
 
     def score(self, step: Step, logits: Tensor, first: int) -> None:
-        at, found = self._at, self._scores
+        at, scores = self._at, self._scores
         self._do(
             abi.Score(
                 logits.count,
                 logits.address,
                 at["targets"] + 4 * first,
-                *found.addresses(first),
+                *scores.addresses(first),
                 at["top"],
                 at["sampling"],
                 logits.width,
-                found.most,
+                scores.most_top,
             )
         )
 

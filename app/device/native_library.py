@@ -36,7 +36,7 @@ def find() -> Path:
 
 
 def load(file: Path) -> ctypes.CDLL:
-    """Raises OSError, also for a file that was cut, whose missing pages the system's loader would die of.
+    """The library in `file`. Raises OSError, also for a file that was cut: the system's loader would die of that.
 
     A linker writes the table of sections last; where it lies stands in the file's header (elf(5), Elf64_Ehdr).
     """
@@ -55,7 +55,7 @@ class Library:
     """The library, loaded: its functions, and a pool of threads that sleep while nothing is run."""
 
     def __init__(self, file: Path, threads: int, level: str | None = None) -> None:
-        """level: of instructions, one of `levels`; the best by default. Raises UnavailableError: what to do."""
+        """level: one of `levels` to compute at, by default the best. Raises UnavailableError that says what to do."""
         if not file.is_file():
             raise UnavailableError(f"{file}: the CPU library is not there; {_BUILD}")
         try:

@@ -1,7 +1,7 @@
 """Where everything that a step reads and writes lies in one slab: a fixed place for each, sized by the largest step.
 
-Apart from the device because the size is asked for before anything is allocated. No op reads its own place, but for
-norm's residual, so that none has to know what others do:
+Apart from the device because the size is asked for before anything is allocated. Each op writes to a place that it
+does not read (but for norm's residual), so that no op has to know of the others:
 
     embed -> residual     norm -> normed     linear -> linear     rope_and_cache -> q     attention -> attended
     gated_linear -> gated     wanted -> rows, residual_rows     logits -> logits
@@ -30,7 +30,7 @@ class Places:
         self.nbytes = sum(rounded)
 
 
-def place(shape: AttentionShape, step: StepShape, scratch: Mapping[str, int]) -> Places:
+def plan_places(shape: AttentionShape, step: StepShape, scratch: Mapping[str, int]) -> Places:
     """The places of the largest step that `step` allows. `scratch`: what the library's ops take beside, by name."""
     tokens, seqs = step.num_tokens, step.num_seqs
     q_size = shape.num_heads * shape.head_dim

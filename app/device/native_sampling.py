@@ -1,4 +1,4 @@
-"""The parameters of a step's sampled rows as the CPU library reads them, and what it found, as the engine reads it.
+"""The parameters of a step's sampled rows as the CPU library reads them, and its results as the engine reads them.
 
 Rules: sampling.py, which the library repeats. A row that is plain greedy costs next to nothing here.
 """
@@ -18,49 +18,48 @@ from .sampling import is_plain_greedy
 _Array = NDArray[Any]
 
 
-class Found:
-    """Log-probabilities of `rows` tokens, each with up to `most` alternatives."""
+class Logprobs:
+    """Where the library writes the log-probabilities of `rows` tokens, each with up to `most_top` alternatives."""
 
-    def __init__(self, rows: int, most: int) -> None:
-        self.most = most
+    def __init__(self, rows: int, most_top: int) -> None:
+        self.most_top = most_top
         self.logprobs = np.zeros(rows)
-        self.top_tokens = np.zeros((rows, most), np.int32)
-        self.top_logprobs = np.zeros((rows, most))
+        self.top_tokens = np.zeros((rows, most_top), np.int32)
+        self.top_logprobs = np.zeros((rows, most_top))
 
     def addresses(self, row: int) -> tuple[int, int, int]:
         """Of the three arrays from `row` on."""
-        start = self.logprobs.ctypes.data + 8 * row, self.top_tokens.ctypes.data + 4 * row * self.most
-        return *start, self.top_logprobs.ctypes.data + 8 * row * self.most
+        start = self.logprobs.ctypes.data + 8 * row, self.top_tokens.ctypes.data + 4 * row * self.most_top
+        return *start, self.top_logprobs.ctypes.data + 8 * row * self.most_top
 
     def read(self, row: int, token: int, top: int) -> TokenLogprob:
-        top = min(top, self.most)
+        top = min(top, self.most_top)
         pairs = zip(self.top_tokens[row, :top].tolist(), self.top_logprobs[row, :top].tolist(), strict=True)
         return TokenLogprob(token, float(self.logprobs[row]), tuple(pairs))
 
 
 class Sampler:
-    """The places of up to `rows` sampled rows."""
+    """Parameters and results of up to `rows` sampled rows, each with up to `most_top` alternatives."""
 
-    def __init__(self, rows: int, vocab: int, most: int) -> None:
+    def __init__(self, rows: int, vocab: int, most_top: int) -> None:
         self.parameters = (abi.SampleRow * rows)()
         self.address = ctypes.addressof(self.parameters)
-        self._most = min(most, vocab)
         self.tokens = np.zeros(rows, np.int32)
-        self.found = Found(rows, self._most)
+        self.logprobs = Logprobs(rows, min(most_top, vocab))
         self._plain = abi.SampleRow(top_p=1, repetition_penalty=1, logprobs=-1)
         self._is_plain = [False] * rows
         self._kept: list[_Array] = []  # what the parameters point to
 
     def fill(self, batch: Batch) -> None:
-        """Asks for the batch's masks."""
+        """Writes the parameters of the batch's rows; their masks are asked for here."""
         self._kept.clear()
         for index, (row, position) in enumerate(zip(batch.rows, batch.sample_positions.tolist(), strict=True)):
-            plain = is_plain_greedy(row)
-            if not plain:
+            if not is_plain_greedy(row):
+                self._is_plain[index] = False  # first, since Ctrl-C may come in between
                 self.parameters[index] = self._record(row, position)
             elif not self._is_plain[index]:
                 self.parameters[index] = self._plain
-            self._is_plain[index] = plain
+                self._is_plain[index] = True
 
     def read(self, rows: Sequence[SampleRow]) -> tuple[list[int], list[TokenLogprob | None]]:
         tokens: list[int] = self.tokens[: len(rows)].tolist()
@@ -68,7 +67,7 @@ class Sampler:
         for index, row in enumerate(rows):
             top = row.sampling.logprobs
             if top is not None and tokens[index] >= 0:
-                logprobs[index] = self.found.read(index, tokens[index], top)
+                logprobs[index] = self.logprobs.read(index, tokens[index], top)
         return tokens, logprobs
 
     def _record(self, row: SampleRow, position: int) -> abi.SampleRow:
@@ -83,7 +82,7 @@ class Sampler:
             key=row.key,
             position=position,
             top_k=sampling.top_k,
-            logprobs=-1 if sampling.logprobs is None else min(sampling.logprobs, self._most),
+            logprobs=-1 if sampling.logprobs is None else min(sampling.logprobs, self.logprobs.most_top),
         )
         if sampling.logit_bias:
             biased, bias = zip(*sampling.logit_bias, strict=True)

@@ -7,7 +7,7 @@ Apart from the device because it is the definition that every device is held to.
  3. repetition penalty over prompt and output: a logit above zero is divided by it, another is multiplied
     (transformers' RepetitionPenaltyLogitsProcessor)
  4. frequency penalty x count + presence penalty is subtracted, over the output alone (OpenAI's formula)
- 5. EOS and stop ids are banned while there are fewer than min_tokens, and always what a mask does not allow
+ 5. EOS and stop ids are banned while there are fewer than min_tokens; what a mask does not allow, always
  6. temperature below 1e-5: the largest logit, the lowest id of equals. Else the logits are divided by it, and
  7. top-k, then top-p of what top-k left, then min-p
  8. the draw, among what is left: argmax of (logit - largest) / temperature - log(e), where e is the token's

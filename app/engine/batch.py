@@ -1,6 +1,7 @@
 """Turns the chunks of one step into the flat arrays that a device reads.
 
-Apart from the scheduler because it runs in every step: it is a handful of numpy calls, whatever the batch.
+Apart from the scheduler because it runs in every step and has to be quick: a handful of numpy calls, whatever the
+batch.
 """
 
 from array import array
@@ -17,7 +18,7 @@ Int32 = NDArray[np.int32]
 
 
 def build_batch(chunks: Items[Chunk], tables: Int32) -> Batch:
-    """`tables` [max_num_seqs, pages]: the pages of each running sequence, by its number."""
+    """One step as `Batch` describes it. `tables` [max_num_seqs, pages]: each running sequence's, by its number."""
     rows = [
         (chunk.sequence.number, chunk.start, chunk.size, chunk.samples, chunk.sequence.prompt_length)
         for chunk in chunks
@@ -52,7 +53,7 @@ def build_batch(chunks: Items[Chunk], tables: Int32) -> Batch:
 
 
 def _tokens(chunks: Items[Chunk]) -> Int32:
-    """~number for the one that the step under way chooses."""
+    """The chunks' tokens. ~number stands for one that the step under way is still choosing."""
     tokens = array("i")
     for sequence, start, size, *_ in chunks:
         if start < len(sequence.tokens):

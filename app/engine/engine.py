@@ -21,7 +21,7 @@ class Running(Protocol):
     """A step under way."""
 
     def complete(self) -> None:
-        """Begins what had to wait for the last step's tokens. Once, after they are known."""
+        """Starts what needs the tokens of the step before. To be called once, when they are known."""
 
     def result(self) -> Sampled:
         """Waits for the next token of each row that is sampled."""
@@ -38,7 +38,7 @@ class Runner(Protocol):
         """Begins a forward pass."""
 
     def prepare(self) -> bool:
-        """Does a little of what later steps would have to wait for; whether there may be more."""
+        """Does a little of what later steps would have to wait for. Returns whether there may be more."""
 
 
 class Engine:
@@ -124,7 +124,10 @@ class Engine:
             self._refused = [output for output in self._refused if output.id != id_]
 
     def step(self) -> list[Output]:
-        """Starts the next decode batch or prefill chunk; what the step before it, or else this one, gave."""
+        """Starts the next decode batch or prefill chunk, and returns what became known meanwhile.
+
+        With lookahead that is the outcome of the step before, else of this one.
+        """
         outputs, self._refused = self._refused, []
         if not self.has_work:
             return outputs
@@ -147,11 +150,11 @@ class Engine:
         return outputs
 
     def prepare(self) -> bool:
-        """For idle moments: see Runner."""
+        """Work for idle moments: see `Runner.prepare`."""
         return self.model.prepare()
 
     def _commit(self, chunks: list[Chunk], running: Running) -> list[Output]:
-        """What a step gave. Of what was computed for nothing, nothing is heard."""
+        """Books a finished step and returns its outputs. The results of stale chunks are dropped."""
         sampled = running.result()
         outputs = []
         scores = iter(sampled.scores)

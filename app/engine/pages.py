@@ -129,7 +129,7 @@ class PagePool:
                 self._cached[page] = None
 
     def forget(self) -> None:
-        """Every free page loses its content: what was computed of late may be wrong."""
+        """Every free page loses its content, since K/V that were computed lately may be wrong."""
         for page in self._cached:
             content = self._contents[page]
             if content is not None:
@@ -166,24 +166,25 @@ class PagePool:
         """Compares the books with `holds`, the pages of every sequence. Raises IntegrityError."""
         holders = [0] * self.num_pages
         for pages in holds:
-            _require(len(set(pages)) == len(pages), f"a sequence holds a page twice: {pages}")
+            require(len(set(pages)) == len(pages), f"a sequence holds a page twice: {pages}")
             for page in pages:
                 holders[page] += 1
-        _require(holders == self._holders, "the counts of holders are not those of the sequences")
+        require(holders == self._holders, "the counts of holders are not those of the sequences")
         blank, cached = set(self._blank), set(self._cached)
-        _require(len(blank) == len(self._blank) and not blank & cached, "a free page is listed twice")
+        require(len(blank) == len(self._blank) and not blank & cached, "a free page is listed twice")
         numbers = {content.number for content in self._contents if content} | {ROOT}
         for page, content in enumerate(self._contents):
             is_free = page in blank or page in cached or page >= self._fresh
-            _require(is_free == (holders[page] == 0), f"page {page} is lost, or free while it is held")
-            _require((page in cached) == (is_free and content is not None), f"page {page} is in the wrong list")
+            require(is_free == (holders[page] == 0), f"page {page} is lost, or free while it is held")
+            require((page in cached) == (is_free and content is not None), f"page {page} is in the wrong list")
             if content:
-                _require(self._index.get(content.key) == page, f"the index does not know page {page}")
-                _require(content.parent in numbers, f"page {page} outlived the page before it")
-                _require(len(content.block) == 4 * PAGE_SIZE, f"page {page} is known with part of a block")
-        _require(len(self._index) + 1 == len(numbers), "the index and the pages' contents differ")
+                require(self._index.get(content.key) == page, f"the index does not know page {page}")
+                require(content.parent in numbers, f"page {page} outlived the page before it")
+                require(len(content.block) == 4 * PAGE_SIZE, f"page {page} is known with part of a block")
+        require(len(self._index) + 1 == len(numbers), "the index and the pages' contents differ")
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raises IntegrityError unless `condition` holds."""
     if not condition:
         raise IntegrityError(message)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..settings import PAGE_SIZE
-from .pages import ROOT, IntegrityError, PagePool
+from .pages import ROOT, PagePool, require
 from .sequence import Sequence
 
 # Of all schedulers together: a device outlives an engine, and what it keeps is known by number and admission.
@@ -33,9 +33,9 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     size: int
-    samples: bool  # its last token's logits give the next one
-    scores: int  # of its tokens, those whose successor's log-probability is asked for
-    admission: int  # the sequence's; another one now means that it was stopped meanwhile
+    samples: bool  # the next token is sampled from the logits of its last one
+    scores: int  # how many of its first tokens have the log-probability of the token behind them asked for
+    admission: int  # the sequence's when it was scheduled; another one now means that it was stopped since
 
     @property
     def is_stale(self) -> bool:
@@ -191,7 +191,7 @@ class Scheduler:
         return False
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """A page for the sequence's next token. False: it has to wait for one, or was the last and lost its own."""
+        """Gets a page for the sequence's next token. False: it has to wait for one, or was itself preempted."""
         if sequence.computed < len(sequence.pages) * PAGE_SIZE:
             return True
         if not self.pool.available and any(other.is_complete for other in self.running):
@@ -234,12 +234,12 @@ class Scheduler:
         started = {id(chunk.sequence): chunk for chunk in under_way if not chunk.is_stale}
         self.pool.check_integrity(sequence.pages for sequence in self.running)
         for queue in (self.waiting, self.running):
-            _require(queue == sorted(queue, key=_order), "a queue is out of order")
+            require(queue == sorted(queue, key=_order), "a queue is out of order")
         for sequence in self.waiting:
             has = (sequence.number + 1, sequence.admission, sequence.computed, sequence.published, sequence.coming)
-            _require(not any(has) and not sequence.pages, f"sequence {sequence.id} waits and holds something")
+            require(not any(has) and not sequence.pages, f"sequence {sequence.id} waits and holds something")
         numbers = [sequence.number for sequence in self.running]
-        _require(
+        require(
             sorted(numbers + self._free_numbers) == list(range(len(self.tables))), "a number is lost or used twice"
         )
         expected = np.zeros_like(self.tables)
@@ -247,15 +247,15 @@ class Scheduler:
             expected[sequence.number, : len(sequence.pages)] = sequence.pages
             held = len(sequence.pages) * PAGE_SIZE
             total = len(sequence.tokens) + sequence.coming
-            _require(sequence.computed < total <= held + 1, f"sequence {sequence.id} has too few pages")
+            require(sequence.computed < total <= held + 1, f"sequence {sequence.id} has too few pages")
             chunk = started.get(id(sequence))
-            _require(sequence.coming == bool(chunk and chunk.samples), f"sequence {sequence.id} waits for a token")
+            require(sequence.coming == bool(chunk and chunk.samples), f"sequence {sequence.id} waits for a token")
             done = chunk.start if chunk else sequence.computed
             full = done // PAGE_SIZE if self._caching else 0
-            _require(sequence.published == full, f"sequence {sequence.id} has unpublished pages, or too many")
+            require(sequence.published == full, f"sequence {sequence.id} has unpublished pages, or too many")
             blocks = (sequence.block(index) for index in range(full))
-            _require(self.pool.find(blocks) == sequence.pages[:full], f"sequence {sequence.id} is not what is known")
-        _require(bool((expected == self.tables).all()), "the page tables are not the sequences' pages")
+            require(self.pool.find(blocks) == sequence.pages[:full], f"sequence {sequence.id} is not what is known")
+        require(bool((expected == self.tables).all()), "the page tables are not the sequences' pages")
 
 
 def _chunk(sequence: Sequence, size: int) -> Chunk:
@@ -283,8 +283,3 @@ def _pages_for(tokens: int) -> int:
 
 def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise IntegrityError(message)

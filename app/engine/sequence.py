@@ -65,7 +65,7 @@ class Sequence:
         self.published = 0  # of `pages`, those whose content is known to the pool
         self.number = -1  # its own while it runs, below max_num_seqs
         self.admission = 0  # the scheduler's count of them when it got its number
-        self.twin: tuple[Sequence, int] | None = None  # who is computing how many of our tokens; see Scheduler
+        self.twin: tuple[Sequence, int] | None = None  # who computes how many of our first tokens; see Scheduler
         self.cached_tokens: int | None = None  # of the prompt, found in the pool when it first ran
         # Of the prompt, where asked for, until they are sent. Nothing comes before the first token.
         self.scores: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
@@ -90,7 +90,7 @@ class Sequence:
             self.scores += [TokenLogprob(score.token, score.logprob, score.top[:top]) for score in scores]
 
     def accept(self, token: int, logprob: TokenLogprob | None) -> Output:
-        """The next token, -1 where the device could choose none. Gives what is sent, with the finish if it ends."""
+        """Takes the next token, -1 where the device could choose none. Returns what is sent of it."""
         if token < 0:
             message = "no token can be chosen: the model's logits are NaN or infinite, or every token is banned"
             return Output(self.id, finish="error", error=message)
@@ -117,7 +117,7 @@ class Sequence:
 
 
 def _mask_of(sampling: Sampling) -> Callable[[], MaskWords] | None:
-    """The same in every step; None where any token may come."""
+    """The tokens that may come, the same in every step; None where any may."""
     if not sampling.allowed_tokens:
         return None
     words = np.frombuffer(sampling.allowed_tokens, np.uint32)

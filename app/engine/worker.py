@@ -1,6 +1,6 @@
 """Process 2: loads the model, then turns messages from the front into engine steps, until the line closes.
 
-Apart from the engine because this is all that it has of the outside world: one socket, no clock, no threads. The
+Apart from the engine because all that it has of the outside world is here: one socket, no clock, no threads. The
 front decides everything else, so signals are left to it.
 """
 
@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ from ..messages import (
 )
 from ..settings import PAGE_SIZE, Settings
 from ..timeline import Timeline, exec_time
-from .late import Late
+from .start_recorder import StartRecorder
 
 if TYPE_CHECKING:
     from ..device import Begun
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _RECEIVE_BYTES = 1 << 18
-_REST_SECONDS = 0.02
+_REST_MS = 20
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +82,9 @@ class Line:
     def rest(self) -> None:
         """Waits for a message, but not for long."""
         if not self._received:
-            select.select([self._socket], [], [], _REST_SECONDS)
+            poll = select.poll()  # select() takes no descriptor beyond 1023, which a busy front may have given
+            poll.register(self._socket, select.POLLIN)
+            poll.poll(_REST_MS)
 
     def send(self, message: ToFront) -> None:
         try:
@@ -90,7 +93,7 @@ class Line:
             raise LineClosedError from None
 
     def _read(self, flags: int) -> bool:
-        """One read; False: there was nothing."""
+        """Reads once. False: nothing had come."""
         try:
             data = self._socket.recv(_RECEIVE_BYTES, flags)
         except BlockingIOError:
@@ -106,7 +109,7 @@ class Line:
 def main(descriptor: int, *begun: "Begun") -> int:
     """Runs the engine on the socket that the front left open as `descriptor`; the exit code.
 
-    begun: what is being done already, and belongs on the timeline.
+    begun: threads that work since before the imports, and belong on the timeline.
     """
     timeline = Timeline("engine")
     timeline.add_interpreter(exec_time(os.environ).time, time.monotonic())
@@ -123,7 +126,7 @@ def main(descriptor: int, *begun: "Begun") -> int:
 
 
 def work(line: Line, timeline: Timeline) -> int:
-    """Load, tell, serve. What goes wrong is the last thing that the front hears."""
+    """Loads the model, says so, and serves. A failure is the last thing that the front hears."""
     try:
         with timeline.span("wait for settings", after="settings"):
             start = line.next()
@@ -142,7 +145,8 @@ def work(line: Line, timeline: Timeline) -> int:
     except LineClosedError:
         raise
     except Exception as error:
-        traceback.print_exc()
+        with suppress(OSError):  # a log that is full or closed: the front is to hear of it all the same
+            traceback.print_exc()
         reason = (str(error).splitlines() or [""])[0]
         line.send(Fatal(f"the engine failed: {type(error).__name__}: {reason}", EXIT_ENGINE))
         return EXIT_ENGINE
@@ -150,7 +154,7 @@ def work(line: Line, timeline: Timeline) -> int:
 
 
 def load(settings: Settings, timeline: Timeline) -> "tuple[Engine, Ready]":
-    """The engine on its model. Raises PilotlightError."""
+    """Loads the model. Returns its engine, and what the front is told of it. Raises PilotlightError."""
     # OpenBLAS counts the machine's CPUs; more threads than a container's quota wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(usable_cpus()))
     with timeline.span("imports"):
@@ -164,7 +168,7 @@ def load(settings: Settings, timeline: Timeline) -> "tuple[Engine, Ready]":
         stream=sys.stderr,
     )
     model = load_model(Path(settings.model), settings, timeline)
-    report = timeline.begin("report")  # up to here it can tell of itself
+    report = timeline.begin("report")  # its end comes before `Ready` is sent, which carries it
     engine = Engine.of(model, settings)
     report.end = time.monotonic()
     ready = Ready(
@@ -181,12 +185,13 @@ def load(settings: Settings, timeline: Timeline) -> "tuple[Engine, Ready]":
 
 def serve(line: Line, engine: "Engine", timeline: Timeline) -> None:
     """One StepDone for each step, until the front says Shutdown. Raises LineClosedError, and what a step raises."""
-    late = Late(engine, timeline, line.send, line.rest)
+    recorder = StartRecorder(engine, timeline, line.send, line.rest)
     while True:
         aborted = False
         messages = line.arrived(wait=False)
         if not messages and not engine.has_work:
-            if engine.prepare() if late.has_all else late.prepare():
+            prepare = engine.prepare if recorder.is_prepared else recorder.prepare
+            if prepare():
                 continue
             messages = line.arrived(wait=True)
         for message in messages:
@@ -201,10 +206,10 @@ def serve(line: Line, engine: "Engine", timeline: Timeline) -> None:
                 case Start():
                     raise TypeError("Start came twice")
         if engine.has_work:
-            outputs = engine.step() if late.has_token else late.step()
+            outputs = engine.step() if recorder.has_token else recorder.step()
             line.send(StepDone(outputs, engine.stats))
         elif aborted:
-            late.give_up()
+            recorder.give_up()
             line.send(StepDone([], engine.stats))  # no step follows that would tell what is free now
         if not engine.has_work and _log.isEnabledFor(logging.DEBUG):
             engine.check_integrity()

@@ -70,7 +70,7 @@ def is_snapshot(directory: Path) -> bool:
 
 
 def open_checkpoint(directory: Path, tensors: Sequence[TensorSpec], *, verify: bool = False) -> Layout:
-    """The layout of a snapshot, or of a Hugging Face checkpoint, that holds exactly the model that `tensors` say.
+    """The layout of a snapshot, or of a Hugging Face checkpoint, that holds exactly what `tensors` describe.
 
     With `verify` a snapshot's data is hashed too (a Hugging Face checkpoint carries no hash). Raises ModelDataError
     naming file and tensor.

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..device.base import AttentionShape, Batch, Device, Sampled, Step, StepShape, Tensor
 from ..device.choice import open_device
+from ..device.layout import Layout
 from ..settings import PAGE_SIZE, Settings
 from ..timeline import Timeline
 from . import decoder
@@ -55,7 +56,7 @@ class Model:
         return running.result()
 
     def prepare(self) -> bool:
-        """Does a little of what later steps would have to wait for; whether there may be more."""
+        """Does a little of what later steps would have to wait for. Returns whether there may be more."""
         if not self._has_run:
             self.warm_up()
         return self.device.prepare(lambda step: self.choose(step, self.forward(step)))
@@ -115,29 +116,8 @@ def load_model(directory: Path, settings: Settings, timeline: Timeline) -> Model
     with timeline.span("device", after="context"):
         device = open_device(settings)
     with timeline.span("plan"):
-        shape = AttentionShape(
-            spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.dim, PAGE_SIZE
-        )
-        step = StepShape(
-            hidden_size=spec.hidden_size,
-            intermediate_size=spec.intermediate_size,
-            vocab_size=spec.vocab_size,
-            num_tokens=max(settings.max_num_batched_tokens, settings.max_num_seqs),
-            num_seqs=settings.max_num_seqs,
-            num_logits=max(settings.max_num_seqs, _SCORED_AT_ONCE),
-            num_logprobs=settings.max_logprobs,
-            max_length=settings.max_model_len or spec.max_position,
-        )
-        weight_bytes = device.weight_bytes(layout)
-        page = device.page_bytes(shape)
-        memory = Memory(
-            available=device.available_bytes(),
-            weights=weight_bytes,
-            activations=device.activation_bytes(shape, step),
-            page=page,
-            page_scratch=-(-page // spec.num_layers) if device.gathers_pages else 0,
-            default_kv=device.default_kv_bytes,
-        )
+        shape, step = _shapes(spec, settings)
+        memory = _memory(device, layout, shape, step)
         plan = plan_pages(
             spec,
             memory,
@@ -147,9 +127,9 @@ def load_model(directory: Path, settings: Settings, timeline: Timeline) -> Model
             max_model_len=settings.max_model_len,
             kv_bytes=settings.kv_cache_memory_bytes,
         )
+        cos, sin = rotary_table(spec.rope, plan.max_model_len)  # here: the weights may still be on their way
     weights = device.load(layout, timeline)
     with timeline.span("kv cache"):
-        cos, sin = rotary_table(spec.rope, plan.max_model_len)
         device.allocate(shape, replace(step, max_length=plan.max_model_len), plan.num_pages, cos, sin)
     model = Model(spec, device, weights, plan.max_model_len, plan.num_pages)
     if device.lookahead:  # a GPU: that its kernels run is known before it counts as ready
@@ -159,7 +139,39 @@ def load_model(directory: Path, settings: Settings, timeline: Timeline) -> Model
     return model
 
 
+def _shapes(spec: ModelSpec, settings: Settings) -> tuple[AttentionShape, StepShape]:
+    """What the settings allow of the model. Steps have the model's own length until the memory is planned."""
+    attention = AttentionShape(
+        spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rope.dim, PAGE_SIZE
+    )
+    step = StepShape(
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        vocab_size=spec.vocab_size,
+        num_tokens=max(settings.max_num_batched_tokens, settings.max_num_seqs),
+        num_seqs=settings.max_num_seqs,
+        num_logits=max(settings.max_num_seqs, _SCORED_AT_ONCE),
+        num_logprobs=settings.max_logprobs,
+        max_length=settings.max_model_len or spec.max_position,
+    )
+    return attention, step
+
+
+def _memory(device: Device, layout: Layout, shape: AttentionShape, step: StepShape) -> Memory:
+    weights = device.weight_bytes(layout)  # first: the pages' dtype may depend on it
+    page = device.page_bytes(shape)
+    return Memory(
+        available=device.available_bytes(),
+        weights=weights,
+        activations=device.activation_bytes(shape, step),
+        page=page,
+        page_scratch=-(-page // shape.num_layers) if device.gathers_pages else 0,
+        default_kv=device.default_kv_bytes,
+    )
+
+
 def _one_token() -> Batch:
+    """A step of one token that writes no K/V and samples nothing; its logits are made, for the sake of their cost."""
     zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
     return Batch(
         tokens=zero,

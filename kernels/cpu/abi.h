@@ -1,4 +1,4 @@
-// What the CPU library offers to its caller: records, and six functions that take them.
+// What the CPU library offers to its caller: records, and the functions that take them.
 // Apart from the code because it is the contract between C++ and Python (app/device/native*.py mirrors it).
 //
 // A step is a *program*: an array of `PlOp` that is built once and run by one call, as a captured graph is on a GPU.
@@ -250,9 +250,5 @@ void pl_run(PlPool* pool, const PlOp* ops, int32_t count);
 }
 #endif
 
-// How it is built: every kernels/cpu/*.cpp with -std=c++20 -O3 -fPIC -fvisibility=hidden -fno-exceptions -fno-rtti
-// -ffp-contract=fast -fno-math-errno -Wall -Wextra, linked by -shared -pthread; beside that, on x86-64 (elsewhere
-// these files are empty without flags):
-//   level_avx2.cpp         -mavx2 -mfma -mf16c
-//   level_avx512.cpp       -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c -mprefer-vector-width=512
-//   level_avx512_bf16.cpp  those of level_avx512.cpp, -mavx512bf16 -mavx512vnni
+// How it is built: app/build/native.py has the options, those of each level_*.cpp among them. The levels of x86-64 are
+// empty files on other architectures.

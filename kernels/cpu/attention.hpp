@@ -9,10 +9,10 @@
 namespace pilotlight {
 namespace {
 
-// How a sequence is cut: blocks of rows, or splits of its context where it has one new token and so one block.
+// How a sequence is cut: into blocks of rows, or into splits of its context where one new token makes one block.
 struct SequenceCut {
     int blocks, splits;
-    int first_split;  // that is seen
+    int first_split;  // of those in the window
 
     SequenceCut(const PlAttention& op, int sequence) {
         const int tokens = op.starts[sequence + 1] - op.starts[sequence], length = op.lengths[sequence];
@@ -26,21 +26,21 @@ struct SequenceCut {
     int partials() const { return splits > 1 ? splits : 0; }
 };
 
-// What the sequences before this one take of the pieces and of the partial results: [S + 1] at the scratch's head.
-struct Before {
+// How many pieces and partial results the sequences before this one have: [S + 1], at the head of the scratch.
+struct Offsets {
     int32_t pieces, partials;
 };
 
-inline int64_t before_bytes(int sequences) {
-    return (static_cast<int64_t>(sequences + 1) * static_cast<int64_t>(sizeof(Before)) + 63) / 64 * 64;
+inline int64_t offsets_bytes(int sequences) {
+    return (static_cast<int64_t>(sequences + 1) * static_cast<int64_t>(sizeof(Offsets)) + 63) / 64 * 64;
 }
 
 // The sequence that a piece belongs to.
-inline int sequence_of(const Before* before, int sequences, int piece) {
-    int low = 0, high = sequences;  // before[low].pieces <= piece < before[high].pieces
+inline int sequence_of(const Offsets* offsets, int sequences, int piece) {
+    int low = 0, high = sequences;  // offsets[low].pieces <= piece < offsets[high].pieces
     while (high - low > 1) {
         const int middle = (low + high) / 2;
-        (before[middle].pieces <= piece ? low : high) = middle;
+        (offsets[middle].pieces <= piece ? low : high) = middle;
     }
     return low;
 }
@@ -71,21 +71,21 @@ template <class Number>
 inline void attention_of(Team& team, const PlAttention& op) {
     const int sequences = *op.sequences, kv_heads = op.cache.kv_heads;
     const int group = op.cache.heads / kv_heads, stride = padded(op.cache.head_dim);
-    Before* const before = static_cast<Before*>(op.scratch);
-    before[0] = {0, 0};
+    Offsets* const offsets = static_cast<Offsets*>(op.scratch);
+    offsets[0] = {0, 0};
     for (int s = 0; s < sequences; ++s) {
         const SequenceCut cut(op, s);
-        before[s + 1] = {before[s].pieces + cut.pieces(), before[s].partials + cut.partials()};
+        offsets[s + 1] = {offsets[s].pieces + cut.pieces(), offsets[s].partials + cut.partials()};
     }
     // A partial result of a K/V head's rows: each most, total, mixed.
-    float* const partials = reinterpret_cast<float*>(static_cast<char*>(op.scratch) + before_bytes(sequences));
+    float* const partials = reinterpret_cast<float*>(static_cast<char*>(op.scratch) + offsets_bytes(sequences));
     const auto partial = [&](int sequence, int split, int head) {
-        const int64_t index = static_cast<int64_t>(before[sequence].partials + split) * kv_heads + head;
+        const int64_t index = static_cast<int64_t>(offsets[sequence].partials + split) * kv_heads + head;
         return partials + index * group * (2 + stride);
     };
-    team.each(before[sequences].pieces * kv_heads, [&](int index, int) {
-        const int head = index % kv_heads, sequence = sequence_of(before, sequences, index / kv_heads);
-        const int piece = index / kv_heads - before[sequence].pieces;
+    team.each(offsets[sequences].pieces * kv_heads, [&](int index, int) {
+        const int head = index % kv_heads, sequence = sequence_of(offsets, sequences, index / kv_heads);
+        const int piece = index / kv_heads - offsets[sequence].pieces;
         const SequenceCut cut(op, sequence);
         if (cut.splits == 1) {
             // The last blocks see most and so come first.
@@ -102,7 +102,7 @@ inline void attention_of(Team& team, const PlAttention& op) {
             memcpy(out + 2, state.mixed + row * stride, static_cast<size_t>(stride) * sizeof(float));
         }
     });
-    team.each(before[sequences].partials == 0 ? 0 : sequences, [&](int sequence, int) {
+    team.each(offsets[sequences].partials == 0 ? 0 : sequences, [&](int sequence, int) {
         const SequenceCut cut(op, sequence);
         for (int head = 0; cut.splits > 1 && head < kv_heads; ++head) {
             alignas(64) State merged;

@@ -20,10 +20,8 @@ namespace {
 
 constexpr int kQueries = 48;
 constexpr int kChunk = 64;
-constexpr int kSplit = 512;
 constexpr int kGroup = 16;  // positions that lie in one page, whatever its size
 constexpr int kGroups = kChunk / kGroup;
-constexpr int kMostDim = 256;
 constexpr int kQueryRows = kWidth == 16 ? 6 : 2;  // by four vectors: as many sums as leave registers for the operands
 constexpr float kNothing = -__builtin_inff();
 
@@ -31,7 +29,7 @@ constexpr float kNothing = -__builtin_inff();
 struct State {
     float most[kQueries];  // the largest score
     float total[kQueries];  // of exp(score - most)
-    float mixed[kQueries * kMostDim];  // [row, padded head_dim] of exp(score - most) * value
+    float mixed[kQueries * kMaxHeadDim];  // [row, padded head_dim] of exp(score - most) * value
 
     void clear(int rows, int stride) {
         for (int row = 0; row < rows; ++row) {
@@ -72,7 +70,7 @@ struct Block {
     int first, rows;  // of the sequence's rows
     int position;  // of the sequence's first new token
     int dim, stride;
-    alignas(64) float q[kQueries * kMostDim];  // [row, stride], scaled
+    alignas(64) float q[kQueries * kMaxHeadDim];  // [row, stride], scaled
     alignas(64) float scores[kQueries * kChunk];
 
     // Of the chunk that is worked on: where each group of positions begins in its page.
@@ -103,7 +101,7 @@ struct Block {
     int end(int row) const { return position + (first + row) / group + 1; }
     int begin(int row) const { return op.window > 0 && end(row) > op.window ? end(row) - op.window : 0; }
 
-    // What the positions from `from` to `to` give of those that are seen.
+    // Gathers into `state` what the rows see of the positions [from, to).
     void gather(int from, int to, State& state) {
         state.clear(rows, stride);
         const int low = begin(0) > from ? begin(0) : from, high = end(rows - 1) < to ? end(rows - 1) : to;
@@ -127,9 +125,9 @@ struct Block {
         const int size = op.cache.page_size;
         const int32_t* const pages = op.pages + op.page_starts[sequence];
         for (int i = seen_from / kGroup; i * kGroup < seen_to; ++i) {
-            const int first = chunk + i * kGroup, offset = first % size;
+            const int from = chunk + i * kGroup, offset = from % size;
             const auto* const tiles =
-                reinterpret_cast<const Element*>(tiles_of(op.cache, pages[first / size], op.layer, head));
+                reinterpret_cast<const Element*>(tiles_of(op.cache, pages[from / size], op.layer, head));
             keys[i] = tiles + offset;
             values[i] = tiles + (static_cast<int64_t>(size) + offset) * dim;
         }
@@ -141,8 +139,8 @@ struct Block {
         const Element* from[vectors];
         PL_UNROLL
         for (int v = 0; v < vectors; ++v) {
-            const int position = at + v * kWidth;
-            from[v] = keys[position / kGroup] + position % kGroup;
+            const int i = at + v * kWidth;
+            from[v] = keys[i / kGroup] + i % kGroup;
         }
         Floats sum[count][vectors] = {};
         const float* const x = q + row * stride;
@@ -197,7 +195,7 @@ struct Block {
         }
     }
 
-    // Makes weights of a row's scores, zero where it does not see, and scales what it has to their largest.
+    // Turns a row's scores into softmax weights, zero where it does not see, and scales what it has to the new maximum.
     void weigh(int row, int chunk, State& state) {
         float* const weights = scores + row * kChunk;
         const int low = begin(row) > chunk ? begin(row) - chunk : 0;

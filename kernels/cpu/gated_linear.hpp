@@ -1,8 +1,8 @@
 // The gated layer: two linear layers, gate and up, whose outputs meet as activation(gate) * up before they are stored.
 // Apart from linear.hpp because of what lies between the tiles and the output.
 //
-// The rows that are near get a few outputs of the gate and as many of up, in buffers that stay in the first-level
-// cache; then these are joined a vector at a time.
+// For the rows that are near, a few outputs of the gate and as many of up are made in buffers that stay in the
+// first-level cache, and then joined a vector at a time.
 #pragma once
 
 #include "activation.hpp"

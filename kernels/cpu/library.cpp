@@ -8,6 +8,7 @@
 
 #include "features.hpp"
 #include "level.hpp"
+#include "limits.hpp"
 #include "pool.hpp"
 #include "sample.hpp"
 
@@ -21,8 +22,6 @@ struct PlPool {
 };
 
 namespace {
-
-constexpr int kMostHeadDim = 256;  // kMostDim of attention.hpp
 
 struct Choice {
     const Level* level;
@@ -81,8 +80,8 @@ const char* check_cache(const PlCache& cache, int layer) {
     if (cache.page_size < 16 || cache.page_size % 16 != 0) {
         return refuse("pages have %d tokens, not a multiple of 16", cache.page_size);
     }
-    if (cache.head_dim < 2 || cache.head_dim > kMostHeadDim || cache.head_dim % 2 != 0) {
-        return refuse("heads are of size %d, not even and at most %d", cache.head_dim, kMostHeadDim);
+    if (cache.head_dim < 2 || cache.head_dim > kMaxHeadDim || cache.head_dim % 2 != 0) {
+        return refuse("heads are of size %d, not even and at most %d", cache.head_dim, kMaxHeadDim);
     }
     if (cache.rotary_dim < 0 || cache.rotary_dim > cache.head_dim || cache.rotary_dim % 2 != 0) {
         return refuse("the rotary part of a head is %d, not even and at most its size, %d", cache.rotary_dim,
@@ -166,8 +165,8 @@ PL_EXPORT int64_t pl_packed_bytes(int32_t rows, int32_t columns) {
 }
 
 PL_EXPORT int64_t pl_attention_bytes(const PlCache* cache, int32_t, int32_t sequences, int32_t max_length) {
-    // As attention.hpp lays it out: two numbers for each sequence, and partial results of its splits of 512 positions.
-    const int64_t splits = (static_cast<int64_t>(max_length) + 511) / 512;
+    // As attention.hpp lays it out: two numbers for each sequence, and the partial results of its splits.
+    const int64_t splits = (static_cast<int64_t>(max_length) + kSplit - 1) / kSplit;
     const int64_t row = (cache->head_dim + 15) / 16 * 16 + 2;
     return 8 * static_cast<int64_t>(sequences) + 128 + splits * sequences * cache->heads * row * 4;
 }

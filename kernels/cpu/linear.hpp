@@ -8,31 +8,31 @@
 //     w[2] . . . . . . . .
 //     w[3] . . . . . . . .
 //
-// A piece of work is a band of weights by a block of rows of x. It takes as many rows at a time as stay in the
-// first-level cache, and walks down the band with them, 4 weights after 4 weights. So with few rows of x a step streams
-// the weights once, in order; with many, the band stays in the second-level cache meanwhile. Where the rows are too
-// long for that they are taken in chunks along k, and the sums wait in memory from one chunk to the next. An output is
-// the sum of one row's products in the same order in every tile, hence the same in every batch.
+// A piece of work is a band of weight rows by a block of rows of x. It takes as many rows of x as fit into the
+// first-level cache, goes down the band with them, 4 weight rows at a time, and then takes the next rows of x. So with
+// few rows of x a step streams the weights once, in order; with many, the band stays in the second-level cache. Rows of
+// x that are too long for the cache are taken in chunks along k, and the sums wait in memory from one chunk to the
+// next. An output sums its products in the same order in every tile, so it is the same in every batch.
 #pragma once
 
-#include "team.hpp"
+#include "rows.hpp"
 #include "weights.hpp"
 
 namespace pilotlight {
 namespace {
 
-constexpr int kFewRows = 16;
-constexpr int64_t kFewBandBytes = 512 << 10;  // of weights in a piece with few rows of x: memory likes long reads
-constexpr int64_t kLeastBandBytes = 32 << 10;
-constexpr int kPiecesOfThread = 8;  // where the weights are few: so that threads end together
-constexpr int64_t kBandBytes = 64 << 10;  // with many
+constexpr int kFewRows = 16;  // of x: up to here, reading the weights is what takes time
+constexpr int64_t kFewBandBytes = 512 << 10;  // of weights in a piece then, at most: memory likes long reads
+constexpr int64_t kLeastBandBytes = 32 << 10;  // and at least
+constexpr int kPiecesOfThread = 8;  // between those two: enough for the threads to end together
+constexpr int64_t kBandBytes = 64 << 10;  // of weights in a piece with more rows of x
 constexpr int kBlockRows = 128;  // rows of x in a piece, at most
-constexpr int kNearRows = 18;  // that are walked down a band with, at most
-constexpr int64_t kNearBytes = 32 << 10;  // of them in a chunk
-constexpr int kQuads = 16;  // whose sums wait at a time
-constexpr int kBand = 16;  // weights in a band are a multiple of it: a cache line of each row of out
+constexpr int kNearRows = 18;  // rows of x that go down a band together, at most
+constexpr int64_t kNearBytes = 32 << 10;  // of those rows in a chunk
+constexpr int kQuads = 16;  // quads of weight rows whose sums wait between two chunks
+constexpr int kBand = 16;  // a band has a multiple of it in weight rows: a cache line of each row of out
 
-// Rows of one matrix, four at a time; past the last it is repeated, and what comes of it is not stored.
+// Four rows of a matrix. Past the last row it is repeated, and what comes of that is not stored.
 template <class Weights>
 struct Quad {
     const typename Weights::Element* row[4];
@@ -64,8 +64,8 @@ struct Outputs {
     float* out;
     int64_t stride;
     const float* bias;  // or NULL
-    int first, count;  // of the weights
-    int end;  // of their rows
+    int first, count;  // weight rows
+    int end;  // one past the last that may be read
 
     [[gnu::always_inline]] void put(int row, int n, Four y) const {
         float* const to = out + row * stride + n;
@@ -77,8 +77,8 @@ struct Outputs {
     }
 };
 
-// The products of `rows` rows of packed x, from `first` on, with a quad of weights: the chunk's share of them is added
-// to `kept`, and what the last chunk makes whole goes to the outputs from n on.
+// The products of `rows` rows of packed x, from `first` on, with a quad of weight rows. A chunk's sums go on from those
+// in `kept` and are left there; the last chunk's go to the outputs from n on.
 template <class Weights, int rows, bool fetch>
 [[gnu::always_inline]] inline void multiply(const Chunk& chunk, int first, const Quad<Weights>& quad,
                                             typename Weights::Sum (*kept)[4], const Outputs& outputs, int n) {
@@ -149,7 +149,7 @@ template <class Weights, int rows, bool fetch>
     }
 }
 
-// The products of a chunk's rows, in tiles of `tile` of them and then of one less, with the weights of `outputs`.
+// The products of a chunk's rows with the weight rows of `outputs`, in tiles of `tile` rows and then of one less.
 // One function for all tiles of a size: a call for each tile costs a fifth of the memory's rate.
 template <class Weights, int tile>
 [[gnu::noinline]] void multiply_band(const Chunk& chunk, const PlMatrix& weight, const Outputs& outputs,
@@ -169,7 +169,7 @@ template <class Weights, int tile>
     }
 }
 
-// As many rows in a tile as make all of a chunk's alike.
+// Picks the tile: the chunk's rows are shared out as evenly as tiles allow.
 template <class Weights>
 inline void multiply_band(const Chunk& chunk, const PlMatrix& weight, const Outputs& outputs,
                           typename Weights::Sum (*kept)[kNearRows][4]) {
@@ -191,13 +191,13 @@ inline void multiply_band(const Chunk& chunk, const PlMatrix& weight, const Outp
     }
 }
 
-// The parts of a row between which its sums wait.
+// Columns of a chunk, so that `rows` rows of it fit into kNearBytes.
 inline int chunk_columns(int rows, int columns, int64_t row_bytes) {
     const int chunks = static_cast<int>((rows * row_bytes + kNearBytes - 1) / kNearBytes);
     return chunks == 1 ? columns : ((columns + chunks - 1) / chunks + 63) / 64 * 64;
 }
 
-// The products of `rows` rows, at most kNearRows, with the weights of `outputs`, at most 4 * kQuads.
+// The products of at most kNearRows rows of x with the weight rows of `outputs`, at most 4 * kQuads, chunk by chunk.
 template <class Weights>
 inline void multiply_near(const char* packed, int64_t row_bytes, int rows, const PlMatrix& weight,
                           const Outputs& outputs) {
@@ -209,7 +209,7 @@ inline void multiply_near(const char* packed, int64_t row_bytes, int rows, const
     }
 }
 
-// How the work is cut: bands of outputs by blocks of rows, and these into as many as are near at a time.
+// How the work is cut: bands of outputs by blocks of rows, and a block into the rows that are near at a time.
 struct Cut {
     int rows, outputs;
     int band, bands;
@@ -227,7 +227,7 @@ struct Cut {
         near = even(block, kNearRows);
     }
 
-    // Of `count`, at most `most` at a time, and each time about as many.
+    // The size of a part when `count` is cut evenly into parts of at most `most`.
     static int even(int count, int most) {
         const int parts = (count + most - 1) / most;
         return (count + parts - 1) / parts;
@@ -251,13 +251,9 @@ struct Cut {
 template <class Weights>
 inline void pack_rows(Team& team, const float* x, int rows, int columns, char* packed) {
     const int64_t row_bytes = Weights::row_bytes(columns);
-    const int step = columns > 0 && kPieceFloats / columns > 1 ? static_cast<int>(kPieceFloats / columns) : 1;
-    team.each((rows + step - 1) / step, [&](int piece, int) {
-        const int end = rows < (piece + 1) * step ? rows : (piece + 1) * step;
-        for (int row = piece * step; row < end; ++row) {
-            Weights::pack(x + static_cast<int64_t>(row) * columns, columns,
-                          reinterpret_cast<typename Weights::Packed*>(packed + row * row_bytes));
-        }
+    each_row(team, rows, columns, [&](int row) {
+        Weights::pack(x + static_cast<int64_t>(row) * columns, columns,
+                      reinterpret_cast<typename Weights::Packed*>(packed + row * row_bytes));
     });
 }
 

@@ -2,12 +2,12 @@
 // Apart from sampling itself because these alone take time that grows with the vocabulary.
 #pragma once
 
+#include "limits.hpp"
+#include "random.hpp"
 #include "vector.hpp"
 
 namespace pilotlight {
 namespace {
-
-constexpr int kMaximaOf = 64;
 
 inline bool any(Ints flags) {
     uint64_t words[kWidth / 2], joined = 0;
@@ -113,13 +113,6 @@ int at_least(const float* values, int count, float least, int32_t* out) {
     return found;
 }
 
-// mix() of device/random.py.
-inline uint64_t mixed(uint64_t z) {
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-}
-
 int contenders(const float* values, int count, float least, uint64_t stream, uint64_t limit, int32_t* out) {
     constexpr int step = 32;
     int found = 0;
@@ -128,7 +121,7 @@ int contenders(const float* values, int count, float least, uint64_t stream, uin
         uint64_t bits[step];
         uint64_t hits = 0;
         for (int j = 0; j < end; ++j) {
-            bits[j] = mixed(stream + (static_cast<uint64_t>(i + j) + 1) * 0x9e3779b97f4a7c15);
+            bits[j] = nth(stream, static_cast<uint64_t>(i + j));
             hits |= static_cast<uint64_t>(bits[j] <= limit) | static_cast<uint64_t>(values[i + j] >= least);
         }
         for (int j = 0; hits != 0 && j < end; ++j) {

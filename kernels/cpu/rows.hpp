@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "limits.hpp"
 #include "team.hpp"
 #include "vector.hpp"
 
@@ -178,7 +179,7 @@ void rope_and_cache(Team& team, const PlRopeAndCache& op) {
         }
         const int page = op.slots[row] / cache.page_size, offset = op.slots[row] % cache.page_size;
         for (int head = 0; head < cache.kv_heads; ++head) {
-            float key[256];
+            float key[kMaxHeadDim];
             rotate(k + head * dim, cos, sin, half, dim, key);
             void* const tiles = tiles_of(cache, page, op.layer, head);
             const float* const value = v + head * dim;

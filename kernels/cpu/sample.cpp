@@ -7,6 +7,9 @@
 #include <functional>
 #include <limits>
 
+#include "limits.hpp"
+#include "random.hpp"
+
 namespace pilotlight {
 namespace {
 
@@ -14,8 +17,6 @@ constexpr double kGreedyBelow = 1e-5;
 constexpr double kNear = 6;  // nats below the likeliest token, within which a token contends in any draw
 constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr int kMaximaOf = 64;
-constexpr uint64_t kGamma = 0x9e3779b97f4a7c15;
 
 int64_t padded(int64_t vocab) { return (vocab + 15) / 16 * 16; }
 
@@ -32,14 +33,7 @@ struct Scratch {
     }
 };
 
-// nth() of device/random.py.
-uint64_t nth(uint64_t state, uint64_t n) {
-    uint64_t z = state + (n + 1) * kGamma;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-}
-
+// Of random bits, as device/random.py makes it.
 double exponential(uint64_t bits) { return -std::log1p(-((static_cast<double>(bits >> 12) + 0.5) * 0x1p-52)); }
 
 // One row of logits.

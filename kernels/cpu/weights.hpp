@@ -1,13 +1,13 @@
 // How a linear layer multiplies each type of weight: blocks of a row of weights by blocks of a packed row of x.
 // Apart from the loops over rows, which are the same for all types.
 //
-// kTileRows of them are multiplied at a time by 4 rows of weights: as many sums as leave registers for the operands.
-// Both rows are walked along k in blocks of 2 * kWidth; the sum of each output is a vector, whose lanes are added up at
-// the end. A packed row is filled with zeros to a whole number of blocks; then come kRowScale bytes.
+// kTileRows rows of x are multiplied by 4 rows of weights at a time: as many sums as leave registers for the operands.
+// Both are read along k in blocks of 2 * kWidth. The sum of an output is a vector, whose lanes are added up at the end.
+// A packed row is filled up with zeros to a whole number of blocks, and kRowScale bytes follow it.
 //
-//   bf16   as 32-bit words, which hold two weights: shifted left one is fp32, masked the other. So x lies with the even
-//          numbers of a block first and then the odd ones. Exact products of fp32 x. On a CPU that multiplies bf16, x
-//          is rounded to it: |error| <= 2^-9 of each |x|, for twice the products in an instruction.
+//   bf16   read as 32-bit words of two weights: shifted left, a word is the one in fp32; masked, the other. So packed x
+//          has the even numbers of a block first and then the odd ones. Exact products of fp32 x. On a CPU that
+//          multiplies bf16, x is rounded to it: |error| <= 2^-9 of each |x|, for twice the products an instruction.
 //   fp16   widened by the CPU; exact products of fp32 x.
 //   int8   widened to 16 bits; x rounded to 16 bits, with a scale for each row: |error| <= 2^-16 of the row's largest
 //          |x|. With more than 512 * kWidth columns it grows as they do, since a lane's sum must fit in 32 bits.
@@ -139,9 +139,7 @@ struct IntWeights {
         sum += (Ints)_mm512_madd_epi16((__m512i)x, (__m512i)w);
 #elif defined(__AVX2__)
         sum += (Ints)_mm256_madd_epi16((__m256i)x, (__m256i)w);
-#elif defined(__SSE2__)
-        sum += (Ints)__builtin_ia32_pmaddwd128(x, w);
-#else
+#else  // on x86 too, so that its tests run what arm64 runs
         const Ints low = (Ints)x << 16 >> 16, other = (Ints)w << 16 >> 16;
         sum += low * other + ((Ints)x >> 16) * ((Ints)w >> 16);
 #endif

@@ -1,15 +1,17 @@
 """Process 2 as the front sees it: what goes over the line, and how it ends."""
 
+import fcntl
 import gc
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +102,7 @@ def finished(collector: Collector, id_: int) -> bool:
 
 
 def test_a_process_serves_from_start_to_shutdown(chain_directory: Path) -> None:
-    with engine_process(from_kwargs(model=str(chain_directory), max_model_len=100)) as (front, process):
+    with engine_process(from_kwargs(device="cpu", model=str(chain_directory), max_model_len=100)) as (front, process):
         ready = front.next()
         assert isinstance(ready, Ready)
         assert (ready.max_model_len, ready.vocab_size, ready.page_size) == (100, 288, 16)
@@ -130,7 +132,7 @@ def test_a_process_serves_from_start_to_shutdown(chain_directory: Path) -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_end_of_the_line_ends_the_process(chain_directory: Path, busy: bool) -> None:
-    with engine_process(from_kwargs(model=str(chain_directory))) as (front, process):
+    with engine_process(from_kwargs(device="cpu", model=str(chain_directory))) as (front, process):
         assert isinstance(front.next(), Ready)
         if busy:
             front.send(*[chain_submit(id_, max_tokens=250) for id_ in range(8)])
@@ -152,7 +154,7 @@ def test_a_front_that_is_killed_takes_the_engine_along(chain_directory: Path) ->
         parent = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
         theirs.close()
         front = Front(ours)
-        front.send(Start(from_kwargs(model=str(chain_directory))))
+        front.send(Start(from_kwargs(device="cpu", model=str(chain_directory))))
         assert isinstance(front.next(), Ready)
         parent.kill()
         parent.wait(SECONDS)
@@ -160,7 +162,7 @@ def test_a_front_that_is_killed_takes_the_engine_along(chain_directory: Path) ->
 
 
 def test_a_model_that_cannot_be_loaded_is_fatal_with_its_code(tmp_path: Path) -> None:
-    with engine_process(from_kwargs(model=str(tmp_path))) as (front, process):
+    with engine_process(from_kwargs(device="cpu", model=str(tmp_path))) as (front, process):
         fatal = front.next()
         assert isinstance(fatal, Fatal)
         assert "config.json" in fatal.message
@@ -191,6 +193,25 @@ def worker_thread(monkeypatch: pytest.MonkeyPatch, load: Callable[..., Any]) -> 
     thread.join(SECONDS)
     gc.unfreeze()  # the worker's, once it was ready
     assert not thread.is_alive()
+
+
+def test_the_line_may_have_a_large_descriptor() -> None:
+    """As an engine's has that is started again while the front has a thousand connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"at most {hard} files may be open here")
+    ours, theirs = socket.socketpair()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        large = socket.socket(fileno=fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 1500))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with ours, theirs, large:
+        line = worker.Line(large)
+        line.rest()
+        Front(ours).send(Shutdown())
+        line.rest()
+        assert line.next() == Shutdown()
 
 
 def ready_engine(model: Any) -> tuple[Engine, Ready]:
@@ -232,6 +253,23 @@ def test_an_exception_in_a_step_is_fatal_with_its_trace_on_stderr(
         assert front.next() is None
     assert codes == [70]
     assert "Traceback" in capfd.readouterr().err
+
+
+def test_an_exception_is_told_where_the_log_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Oracle):
+        def start(self, batch: object) -> Any:
+            raise FloatingPointError("the device failed")
+
+    with open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr("sys.stderr", full)
+        with worker_thread(monkeypatch, lambda settings, timeline: ready_engine(Broken())) as (front, codes):
+            front.send(start())
+            assert isinstance(front.next(), Ready)
+            front.send(submit(0, [1]))
+            assert front.next() == Fatal("the engine failed: FloatingPointError: the device failed", 70)
+        with suppress(OSError):
+            full.close()
+    assert codes == [70]
 
 
 class Preparing(Oracle):
@@ -363,7 +401,7 @@ def test_a_front_that_does_not_speak_the_protocol_is_fatal(
 def test_G03_half_of_two_hundred_requests_dropped_at_random(chain_directory: Path) -> None:
     """32 at a time; what is finished is right, and nothing is left of the rest."""
     dice = random.Random(0)
-    settings = from_kwargs(model=str(chain_directory), log_level="debug", max_num_batched_tokens=64)
+    settings = from_kwargs(device="cpu", model=str(chain_directory), log_level="debug", max_num_batched_tokens=64)
     with engine_process(settings) as (front, _):
         assert isinstance(front.next(), Ready)
         to_drop = set(dice.sample(range(200), 100))

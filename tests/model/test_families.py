@@ -175,6 +175,10 @@ def refused(match):
             "layer_types has 2 entries of chunked, full_attention",
         ),
         (QWEN2 | {"layer_types": BOTH}, "layer_types names sliding_attention, but no sliding_window is in use"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 1e-4}},
+            "linear rope's factor of 0.0001 leaves no positions",
+        ),
     ],
 )
 def test_refusals(changes, reason):

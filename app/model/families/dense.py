@@ -82,7 +82,10 @@ def _scaled_limit(rope: RopeSpec, limit: int) -> int:
         return limit
     factor = dict(rope.parameters)["factor"]
     assert isinstance(factor, float)
-    return int(min(rope.original_max_position * factor, LARGEST_INTEGER))
+    scaled = int(min(rope.original_max_position * factor, LARGEST_INTEGER))
+    if scaled < 1:
+        raise ModelDataError(f"{CONFIG_FILE}: a {rope.scaling} rope's factor of {factor:g} leaves no positions")
+    return scaled
 
 
 def _tensors(spec: ModelSpec) -> tuple[TensorSpec, ...]:

@@ -11,7 +11,7 @@ import pytest
 from pilotlight.device import native_abi as abi
 from pilotlight.device import sampling
 from pilotlight.device.base import Batch, SampleRow
-from pilotlight.device.native_sampling import Found, Sampler
+from pilotlight.device.native_sampling import Logprobs, Sampler
 from pilotlight.device.random import stream_key
 from pilotlight.messages import Sampling, TokenLogprob
 from tests.device.masks import pack_mask
@@ -49,19 +49,19 @@ def sample(ops: Ops, logits: np.ndarray, rows: list[SampleRow]) -> tuple[list[in
     sampler.fill(batch(rows))
     count, logits = copy([len(rows)], np.int32), copy(logits)
     scratch = buffer(ops.library.sample_bytes(vocab), np.uint8)
-    found = sampler.found
-    where = count.ctypes.data, logits.ctypes.data, sampler.address, sampler.tokens.ctypes.data, *found.addresses(0)
-    ops.run(abi.Sample(*where, scratch.ctypes.data, vocab, found.most))
+    results = sampler.tokens.ctypes.data, *sampler.logprobs.addresses(0)
+    where = count.ctypes.data, logits.ctypes.data, sampler.address, *results
+    ops.run(abi.Sample(*where, scratch.ctypes.data, vocab, sampler.logprobs.most_top))
     return sampler.read(rows)
 
 
 def score(ops: Ops, logits: np.ndarray, targets: Sequence[int], top: int) -> list[TokenLogprob]:
     vocab = logits.shape[1]
-    found = Found(len(logits), min(MOST, vocab))
+    found = Logprobs(len(logits), min(MOST, vocab))
     count, tops, ids = (copy(each, np.int32) for each in ([len(logits)], [top], targets))
     logits, scratch = copy(logits), buffer(ops.library.sample_bytes(vocab), np.uint8)
     where = count.ctypes.data, logits.ctypes.data, ids.ctypes.data, *found.addresses(0)
-    ops.run(abi.Score(*where, tops.ctypes.data, scratch.ctypes.data, vocab, found.most))
+    ops.run(abi.Score(*where, tops.ctypes.data, scratch.ctypes.data, vocab, found.most_top))
     return [found.read(index, token, top) for index, token in enumerate(targets)]
 
 
@@ -127,6 +127,26 @@ def test_rows_that_have_no_token(ops: Ops) -> None:
     check((tokens, logprobs), sampling.sample(logits.copy(), rows))
     assert [token == -1 for token in tokens] == [False, True, True, True, False, False, False, True]
     assert tokens[5] == 320
+
+
+def test_an_interrupted_step_leaves_no_parameters_to_the_next(ops: Ops) -> None:
+    """Ctrl-C may come between any two bytecodes: here, right after a row's parameters are written."""
+
+    class Interrupted:
+        def __setitem__(self, index: int, record: abi.SampleRow) -> None:
+            kept[index] = record
+            raise KeyboardInterrupt
+
+    sampler = Sampler(1, 100, MOST)
+    kept: Any = sampler.parameters
+    sampler.fill(batch([row({"temperature": 0}, 1, 100)]))
+    plain = bytes(kept[0])
+    sampler.parameters = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        sampler.fill(batch([row({"temperature": 0, "repetition_penalty": 1.7}, 2, 100)]))
+    sampler.parameters = kept
+    sampler.fill(batch([row({"temperature": 0}, 1, 100)]))
+    assert bytes(kept[0]) == plain
 
 
 def test_a_row_does_not_depend_on_threads_or_neighbours(file: Path, ops: Ops) -> None:

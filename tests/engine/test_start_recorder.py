@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from pilotlight.engine.engine import Engine
-from pilotlight.engine.late import Late
+from pilotlight.engine.start_recorder import StartRecorder
 from pilotlight.messages import Output, Spans
 from pilotlight.timeline import Timeline
 
@@ -25,22 +25,22 @@ class Scripted:
 def test_the_wait_for_work_goes_on_where_no_token_came_of_it(end: str) -> None:
     engine = Scripted([], [Output(1, [], "error", error="too long")] if end == "failed" else [], [Output(2, [5])])
     timeline, told = Timeline("engine"), list[Any]()
-    late = Late(cast(Engine, engine), timeline, told.append, lambda: None)
-    late.step()
+    recorder = StartRecorder(cast(Engine, engine), timeline, told.append, lambda: None)
+    recorder.step()
     (wait, prefill) = timeline.spans
     assert (wait.name, prefill.name) == ("wait for work", "prefill")
     engine.has_work = False
-    late.step()
+    recorder.step()
     if end == "aborted":
-        late.give_up()
+        recorder.give_up()
     assert timeline.spans == [wait]
     assert wait.end is None
     engine.has_work = True
-    late.step()
-    assert late.has_token
+    recorder.step()
+    assert recorder.has_token
     assert [span.name for span in timeline.spans] == ["wait for work", "prefill"]
     assert wait.end is not None
     assert wait.end > prefill.start, "it is another prefill"
     assert told == [Spans(timeline.spans)]
-    late.give_up()
+    recorder.give_up()
     assert len(timeline.spans) == 2, "the first token stays"

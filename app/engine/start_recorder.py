@@ -1,6 +1,6 @@
-"""What the start consists of after `Ready`, in the engine: wait for work, first prefill, what is made while idle.
+"""The engine's part of a start after `Ready`: the wait for work, the first prefill, what is prepared while idle.
 
-Apart from the worker's loop, which asks one flag a step once the first token is there.
+Apart from the worker's loop, to which it is two flags once the start is over.
 """
 
 import time
@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 
-class Late:
-    """Notes spans, and tells the front: before the first token, and when all that is prepared late is there."""
+class StartRecorder:
+    """Does the engine's first steps and preparations, and records them as spans.
+
+    The front is told of them with the first token, and when everything is prepared.
+    """
 
     def __init__(
         self, engine: "Engine", timeline: Timeline, tell: Callable[[Spans], None], rest: Callable[[], None]
     ) -> None:
-        """Made when there is nothing left to do but to wait for work.
+        """To be made when the engine is ready, since the wait for work begins here.
 
-        rest: waits a little for a message. A request that has been waiting for `Ready` is on its way, and is not to
-        find the engine in the middle of something.
+        rest: waits a little for a message. A request that waited for `Ready` is on its way now, and must not find the
+        engine in the middle of a preparation.
         """
         self._engine = engine
         self._timeline = timeline
@@ -33,11 +36,11 @@ class Late:
         self._prefill: Span | None = None
         self._prepare: Span | None = None
         self._has_rested = False
-        self.has_token = False  # the first one is there: `step` notes nothing more
-        self.has_all = False  # all is prepared: nor does `prepare`
+        self.has_token = False  # the first one is there: from now on the engine's own `step` will do
+        self.is_prepared = False  # and its own `prepare`
 
     def step(self) -> list[Output]:
-        """The engine's step, up to the first one that gives a token."""
+        """The engine's step, recorded as part of the first prefill."""
         if self._prefill is None:
             self._wait.end = time.monotonic()
             self._prefill = self._timeline.begin("prefill")
@@ -51,13 +54,13 @@ class Late:
         return outputs
 
     def give_up(self) -> None:
-        """There is no work any more, and no token came of it: the wait goes on, as if there had been none."""
+        """The work ended without a token, as when it was aborted: the wait goes on as if there had been none."""
         if self._prefill is not None and not self.has_token:
             self._timeline.spans.remove(self._prefill)
             self._prefill, self._wait.end = None, None
 
     def prepare(self) -> bool:
-        """A little of what is left to idle moments, up to the first time that nothing is; whether something was."""
+        """A little of what is left to idle moments. Returns whether there may be more."""
         if not self._has_rested:
             self._has_rested = True
             self._rest()
@@ -67,6 +70,6 @@ class Late:
         if self._engine.prepare():
             return True
         self._prepare.end = time.monotonic()
-        self.has_all = True
+        self.is_prepared = True
         self._tell(Spans(self._timeline.spans))
         return False
