@@ -54,7 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None  # 64 bits, signed; None draws one
     stop: str | Sequence[str] | None = None  # at most 16 strings of 1 to 1024 characters
     stop_token_ids: Sequence[int] | None = None  # at most 256 different ones
-    # No other token is chosen, an EOS neither. None: any.
+    # Only these can be chosen: no EOS either, unless it is among them. None: any.
     allowed_token_ids: Sequence[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -80,7 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             _check_integer("max_tokens", self.max_tokens, 1)
         _check_integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ParameterError("min_tokens", f"{self.min_tokens} is over max_tokens, {self.max_tokens}")
+            raise ParameterError("min_tokens", f"{_shown(self.min_tokens)} is over max_tokens, {self.max_tokens}")
         _check_number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
         _check_number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
         _check_number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
@@ -122,13 +122,11 @@ def to_sampling(
     `room` is what the context leaves for the answer (see `check_prompt`): it bounds max_tokens. `default_seed` is
     the server's own, for requests that bring none; with neither, a seed is drawn.
     """
-    logit_bias = {int(token): float(bias) for token, bias in (params.logit_bias or {}).items()}
-    for token in logit_bias:
-        _check_token("logit_bias", token, vocab_size)
     for field in ("logprobs", "prompt_logprobs"):
         asked = getattr(params, field)
         if asked is not None and asked > max_logprobs:
-            raise ParameterError(field, f"{asked} alternatives were asked for, at most {max_logprobs} are given")
+            message = f"{_shown(asked)} alternatives were asked for, at most {max_logprobs} are given"
+            raise ParameterError(field, message)
     seed = params.seed if params.seed is not None else default_seed
     return Sampling(
         max_tokens=room if params.max_tokens is None else min(int(params.max_tokens), room),
@@ -139,9 +137,9 @@ def to_sampling(
         presence_penalty=float(params.presence_penalty),
         frequency_penalty=float(params.frequency_penalty),
         repetition_penalty=float(params.repetition_penalty),
-        logit_bias=tuple(logit_bias.items()),
+        logit_bias=_bias(tuple((params.logit_bias or {}).items()), vocab_size),
         min_tokens=min(int(params.min_tokens), room),
-        stop_token_ids=_tokens("stop_token_ids", params.stop_token_ids, vocab_size),
+        stop_token_ids=_stop_tokens(tuple(params.stop_token_ids or ()), vocab_size),
         allowed_tokens=_mask(tuple(params.allowed_token_ids or ()), vocab_size),
         eos_token_ids=tuple(token for token in eos_token_ids if 0 <= token < vocab_size),
         ignore_eos=params.ignore_eos,
@@ -220,15 +218,27 @@ def _check_items(field: str, tokens: object) -> None:
             _check_integer(field, token, 0)
 
 
-def _tokens(field: str, tokens: Sequence[int] | None, vocab_size: int) -> tuple[int, ...]:
-    """Each of `tokens` once, in their order; all are the model's."""
-    different = tuple(dict.fromkeys(map(int, tokens or ())))
+# What is made of a whole list is kept for one request: its prompts, a thousand perhaps, all ask for the same.
+
+
+@lru_cache(maxsize=1)
+def _bias(logit_bias: tuple[tuple[int | str, float], ...], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases = {int(token): float(bias) for token, bias in logit_bias}
+    for token in biases:
+        _check_token("logit_bias", token, vocab_size)
+    return tuple(biases.items())
+
+
+@lru_cache(maxsize=1)
+def _stop_tokens(tokens: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    """Each once, in their order."""
+    different = tuple(dict.fromkeys(map(int, tokens)))
     for token in different:
-        _check_token(field, token, vocab_size)
+        _check_token("stop_token_ids", token, vocab_size)
     return different
 
 
-@lru_cache(maxsize=1)  # many prompts of a request ask for one
+@lru_cache(maxsize=1)
 def _mask(tokens: tuple[int, ...], vocab_size: int) -> bytes:
     """`Sampling.allowed_tokens`. Bits and not ids, which may be most of the vocabulary for each of 128 choices."""
     if not tokens:

@@ -34,7 +34,7 @@ def build_app(service: Service) -> Starlette:
 
 
 def inner_app(service: Service) -> Starlette:
-    """The routes alone: for requests that no connection brings, and that have been let in already."""
+    """The routes without the layers: for requests that come through no connection and have been let in already."""
     return _app(service, [])
 
 

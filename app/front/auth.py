@@ -1,4 +1,4 @@
-"""Who may ask: the API key, as one ASGI layer around the router, inside CORS (a browser is to read a refusal too).
+"""The API key, checked in one ASGI layer around the router; inside CORS, so that a browser can read a refusal too.
 
 A platform's gateway may take Authorization for its own key, as RunPod's does; the server's then comes as X-API-Key.
 """

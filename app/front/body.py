@@ -17,6 +17,12 @@ from .protocol import decode
 _DISCARD_BYTES, _DISCARD_SECONDS = 256 * 1024 * 1024, 10.0
 
 
+async def until_gone(receive: Receive) -> None:
+    """Returns once the client has closed its connection. For a request whose body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 async def read_json(request: Request, limit: int) -> dict[str, Any]:
     """The body's JSON object without its nulls. Raises ApiError (400, 413, 415), ClientGone."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -14,13 +14,14 @@ from ..text.template import TemplateError
 from .body import read_json
 from .errors import invalid
 from .generation import Generation, Update
-from .logprobs import chat_logprobs
+from .logprobs import chat_entries, chat_logprobs, joined
 from .protocol import ChatRequest, parse_chat
 from .service import Service, context_of, encode
 from .streaming import Events, EventStream, collect, one_line
 
 if TYPE_CHECKING:
     from ..text.assets import Text
+    from ..text.tokenizer import Tokenizer
 
 
 async def chat_completions(request: Request) -> Response:
@@ -30,7 +31,7 @@ async def chat_completions(request: Request) -> Response:
     text = await service.text_ready()
     chat = parse_chat(fields, service.defaults)
     service.check_model(chat.model)
-    ready = await service.ready(chat.params.n)
+    ready = await service.ready(chat.params.n, request.receive)
     prompt = await service.in_pool(partial(make_prompt, text, chat, context_of(ready)))
     generation = service.start(
         text,
@@ -46,7 +47,7 @@ async def chat_completions(request: Request) -> Response:
         head["object"] = "chat.completion.chunk"
         return EventStream(generation, ChatEvents(generation, head, chat.include_usage), service.startup)
     head["object"] = "chat.completion"
-    collected = await collect(request, generation)
+    collected = await collect(request, generation, partial(write, text.tokenizer))
     return Response(orjson.dumps(head | reply(generation, collected)), media_type="application/json")
 
 
@@ -68,18 +69,22 @@ def make_prompt(text: "Text", chat: ChatRequest, limit: int) -> list[int]:
     return encode(text.tokenizer, rendered, limit, add_special_tokens=False, field="messages")
 
 
-def reply(generation: Generation, collected: list[list[Update]]) -> dict[str, Any]:
+def write(tokenizer: "Tokenizer", update: Update) -> tuple[str, bytes]:
+    """What an update adds to an answer that is not streamed: text, and a JSON array of log-probabilities."""
+    return update.text, orjson.dumps(chat_entries(tokenizer, update.logprobs or ()))
+
+
+def reply(generation: Generation, collected: list[list[tuple[str, bytes]]]) -> dict[str, Any]:
     """The choices and the usage of an answer that is not streamed."""
-    tokenizer = generation.text.tokenizer
     choices = []
-    for choice, updates in zip(generation.choices, collected, strict=True):
-        content = "".join([update.text for update in updates])
-        entries = [entry for update in updates for entry in update.logprobs or ()]
+    for choice, written in zip(generation.choices, collected, strict=True):
+        content = "".join([text for text, _ in written])
+        entries = joined([entries for _, entries in written])
         choices.append(
             {
                 "index": choice.index,
                 "message": {"role": "assistant", "content": content, "refusal": None},
-                "logprobs": chat_logprobs(tokenizer, entries) if generation.wants_logprobs else None,
+                "logprobs": chat_logprobs(entries) if generation.wants_logprobs else None,
                 "finish_reason": choice.finish,
                 "stop_reason": choice.stop_reason,
             }
@@ -106,7 +111,7 @@ class ChatEvents(Events):
         if update.text or update.logprobs:
             logprobs = b"null"
             if update.logprobs:
-                logprobs = one_line(chat_logprobs(self._generation.text.tokenizer, update.logprobs))
+                logprobs = one_line(chat_logprobs(chat_entries(self._generation.text.tokenizer, update.logprobs)))
             yield b'%b{"content":%b},"logprobs":%b,"finish_reason":null%b' % (
                 prefix,
                 one_line(update.text),

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ..text.stream import settled_text
 from .body import read_json
 from .generation import Generation, Update
-from .logprobs import CompletionLogprobs
+from .logprobs import CompletionLogprobs, joined
 from .protocol import CompletionRequest, parse_completion
 from .service import Service, context_of, encode
 from .streaming import Events, EventStream, collect, one_line
@@ -35,7 +35,7 @@ async def completions(request: Request) -> Response:
     text = await service.text_ready()
     completion = parse_completion(fields, service.defaults)
     service.check_model(completion.model)
-    ready = await service.ready(len(completion.prompts) * completion.params.n)
+    ready = await service.ready(len(completion.prompts) * completion.params.n, request.receive)
     prompts = await service.in_pool(partial(make_prompts, text, completion, context_of(ready)))
     generation = service.start(
         text,
@@ -56,8 +56,8 @@ async def completions(request: Request) -> Response:
     if completion.stream:
         events = CompletionEvents(generation, writer, head, completion.include_usage)
         return EventStream(generation, events, service.startup)
-    collected = await collect(request, generation)
-    return Response(orjson.dumps(head | reply(generation, writer, collected)), media_type="application/json")
+    collected = await collect(request, generation, writer.encode)
+    return Response(orjson.dumps(head | reply(generation, collected)), media_type="application/json")
 
 
 def make_prompts(text: "Text", completion: CompletionRequest, limit: int) -> list[Prompt]:
@@ -107,21 +107,22 @@ class CompletionWriter:
             logprobs.add(update.tokens, update.logprobs, [shift + offset for offset in update.offsets])
         return text, logprobs
 
+    def encode(self, update: Update) -> tuple[str, dict[str, bytes]]:
+        """As `write`, with the JSON of each of the arrays; none where no log-probabilities were asked for."""
+        text, logprobs = self.write(update)
+        return text, {name: orjson.dumps(array) for name, array in logprobs.as_dict().items()} if logprobs else {}
 
-def reply(generation: Generation, writer: CompletionWriter, collected: list[list[Update]]) -> dict[str, Any]:
+
+def reply(generation: Generation, collected: list[list[tuple[str, dict[str, bytes]]]]) -> dict[str, Any]:
     """The choices and the usage of an answer that is not streamed."""
     choices = []
-    for choice, updates in zip(generation.choices, collected, strict=True):
-        written = [writer.write(update) for update in updates]
-        logprobs = CompletionLogprobs(generation.text.tokenizer) if generation.wants_logprobs else None
-        for _, more in written:
-            if logprobs and more:
-                logprobs.extend(more)
+    for choice, written in zip(generation.choices, collected, strict=True):
+        names = written[0][1]
         choices.append(
             {
                 "index": choice.index,
                 "text": "".join([text for text, _ in written]),
-                "logprobs": logprobs and logprobs.as_dict(),
+                "logprobs": {name: joined([arrays[name] for _, arrays in written]) for name in names} or None,
                 "finish_reason": choice.finish,
                 "stop_reason": choice.stop_reason,
             }

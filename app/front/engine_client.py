@@ -99,7 +99,11 @@ class EngineClient(asyncio.Protocol):
     @property
     def silent_for(self) -> float:
         """Seconds for which the engine has owed a step and sent none; 0 while it owes nothing."""
-        return time.monotonic() - self._heard if self._channels else 0.0
+        return max(time.monotonic() - self._heard, 0.0) if self._channels else 0.0
+
+    def excuse(self, seconds: float) -> None:
+        """So much of its silence is not the engine's."""
+        self._heard += seconds
 
     def submit(self, sequences: Sequence[Submit], channel: Channel) -> None:
         if not self._channels:

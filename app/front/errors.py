@@ -1,6 +1,6 @@
 """What a client is told when its request fails: OpenAI's error object, its HTTP status and its headers.
 
-One class for all of them: past the handlers' edge nothing else is raised on purpose.
+One class for all of them: what handles a request raises nothing else on purpose.
 """
 
 from typing import Any
@@ -69,7 +69,7 @@ def internal_error() -> ApiError:
 def from_parameter(error: ParameterError, code: str | None = None, **names: str) -> ApiError:
     """A refused value of `params`; `names` says what the API calls a field, where that differs."""
     field = names.get(error.field, error.field)
-    return invalid(f"{field}{str(error).removeprefix(error.field)}", field, code)
+    return invalid(f"{field}: {error.reason}", field, code)
 
 
 async def on_api_error(_: Request, error: Exception) -> Response:
@@ -91,16 +91,13 @@ def _is_route(request: Request, path: str) -> bool:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
+    method, path = request.method[:20], request.scope["path"][:200]
     if error.status_code == 404:
-        path = request.scope["path"]
         near = f"did you mean /v1{path}?" if _is_route(request, f"/v1{path}") else "GET / lists what there is"
-        message, code = f"there is no {request.method} {path}; {near}", "not_found"
+        message, code = f"there is no {method} {path}; {near}", "not_found"
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        message, code = (
-            f"{request.scope['path']} does not take {request.method}, only {allowed}",
-            "method_not_allowed",
-        )
+        message, code = f"{path} does not take {method}, only {allowed}", "method_not_allowed"
     else:
         message, code = error.detail, None
     return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {})).response()

@@ -1,4 +1,4 @@
-"""One request while it runs: its sequences in the engine, their text as it comes, and what it counts to.
+"""One request while it runs: its sequences in the engine, their text as it comes, and its usage.
 
 Chat and completions, streaming and not, all read the same updates from here, so that an answer does not depend on
 how it was asked for.
@@ -48,7 +48,7 @@ class Update(NamedTuple):
 
 
 class Generation:
-    """Made with everything checked; `start` gives it to the engine, `close` ends it whatever has happened."""
+    """Everything has been checked when it is made; `start` gives it to the engine, `close` ends it in any state."""
 
     def __init__(
         self,

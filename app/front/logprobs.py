@@ -7,14 +7,26 @@ has it.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import orjson
+
 from ..messages import TokenLogprob
 from ..text.tokenizer import Tokenizer
 
 IMPOSSIBLE = -9999.0
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
-    """{"content": [{token, logprob, bytes, top_logprobs}]}: bytes join to the text even within a character."""
+def joined(arrays: Iterable[bytes]) -> orjson.Fragment:
+    """One JSON array of what several hold."""
+    return orjson.Fragment(b"[" + b",".join([array[1:-1] for array in arrays if array != b"[]"]) + b"]")
+
+
+def chat_logprobs(content: Any) -> dict[str, Any]:
+    """Chat's object, around `chat_entries` or their JSON."""
+    return {"content": content, "refusal": None}
+
+
+def chat_entries(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """[{token, logprob, bytes, top_logprobs}]: bytes join to the text even within a character."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         return {
@@ -23,11 +35,10 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprob]) -> dict
             "bytes": list(tokenizer.token_bytes(token)),
         }
 
-    content = [
+    return [
         entry(item.token, item.logprob) | {"top_logprobs": [entry(*alternative) for alternative in item.top]}
         for item in entries
     ]
-    return {"content": content, "refusal": None}
 
 
 class CompletionLogprobs:
@@ -58,13 +69,7 @@ class CompletionLogprobs:
             self.token_logprobs.append(logprob)
             self.top_logprobs.append(top)
 
-    def extend(self, more: "CompletionLogprobs") -> None:
-        self.text_offset += more.text_offset
-        self.token_logprobs += more.token_logprobs
-        self.tokens += more.tokens
-        self.top_logprobs += more.top_logprobs
-
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, list[Any]]:
         return {
             "text_offset": self.text_offset,
             "token_logprobs": self.token_logprobs,

@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 
 def serve(argv: "list[str]") -> int:
     """Serves a model until a signal stops it; the exit code. Raises PilotlightError."""
+    _leave_when_told()
     if peek.asks_for_help(argv):
         from ..settings import from_args
 
         from_args(argv)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _leave)  # the kernel gives process 1 no default handlers
     gc.disable()
     open_standard_streams()
     begun = monotonic()
@@ -163,11 +162,19 @@ def _run(
     async def run() -> int:
         return await Server(settings, names, command, process, listeners, timeline, exec, job_listener).run()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    finally:
+        _leave_when_told()  # the loop gave the signals back: a second one ends what Python does on its way out
+
+
+def _leave_when_told() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)  # the kernel gives process 1 no default handlers
 
 
 def _leave(number: int, frame: "FrameType | None") -> None:
-    """Told to stop before there is an event loop: nothing runs yet, and the engine follows its closed line.
+    """Told to stop where there is no event loop: nothing runs yet, or any more; the engine follows its closed line.
 
     No exception: one that is raised in a destructor or in a callback of an import is reported there, and lost.
     """

@@ -51,7 +51,7 @@ class Metrics:
     prompt_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
     generation_tokens: Histogram = field(default_factory=lambda: Histogram(_TOKENS))
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("stop", "length", "abort", "error"), 0))
-    rejected: int = 0  # turned away with 503
+    rejected: int = 0  # requests for which the queue had no room
 
     def expose(self, model: str, supervisor: "Supervisor", startup: "Startup") -> str:
         """The whole page in Prometheus' text format 0.0.4."""
@@ -108,7 +108,7 @@ class Metrics:
             "Choices that ended, by reason.",
             *((f',finished_reason="{reason}"', count) for reason, count in self.finished.items()),
         )
-        counter("requests_rejected", "Requests answered 503.", self.rejected)
+        counter("requests_rejected", "Requests turned away because the queue was full.", self.rejected)
         phases, moments = startup.seconds()
         put(
             "startup_phase_seconds",

@@ -58,7 +58,7 @@ def open_standard_streams() -> None:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
     if sys.stderr is None:
-        sys.stderr = open(2, "w")  # noqa: SIM115  # for the life of the process
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115  # for the life of the process
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -66,7 +66,11 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         dualstack = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dualstack)
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dualstack)
+        # Connections inherit it; asyncio sets it only on sockets of its own making. Without it a token waits for
+        # the client's delayed acknowledgement of the one before, 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except socket.gaierror as error:
         reason = error.strerror
     except UnicodeError:
@@ -94,15 +98,10 @@ def raise_file_limit() -> None:
 
 def engine_command() -> list[str]:
     """How this interpreter runs the engine; `start_engine` appends the descriptor of its end of the line."""
+    from ..interpreter import module_command  # the port is open by now
+
     root = __name__.partition(".")[0]  # "pilotlight", or "app" in the tree
-    # `python -m` puts the working directory in front of every library. Unless we came from there ourselves, a file
-    # that lies in it by chance (random.py) must not be imported by the engine.
-    try:
-        here = os.getcwd()
-    except FileNotFoundError:  # deleted since: nothing can be imported from it
-        here = ""
-    safe = [] if here in sys.path or "" in sys.path else ["-P"]
-    return [sys.executable, *safe, "-m", f"{root}.engine"]
+    return module_command(f"{root}.engine")
 
 
 def start_engine(command: Sequence[str], settings: "Settings") -> EngineProcess:
@@ -115,7 +114,8 @@ def start_engine(command: Sequence[str], settings: "Settings") -> EngineProcess:
 def spawn_engine(command: Sequence[str], device: str, weights: Sequence[str]) -> EngineProcess:
     """Starts the engine, which begins with `device` (as --device has it) and with reading the files `weights`.
 
-    It gets a process group of its own: Ctrl-C in a terminal is for the front, which drains first. How it
+    It gets a process group of its own: Ctrl-C in a terminal is for the front, which drains first. A service manager
+    may signal every process: what tells to stop is blocked from its first instruction on, until it ignores it. How it
     follows the front into death is its own affair (engine/worker.py).
     """
     environment = {name: value for name, value in os.environ.items() if name != env_name("api_key")}
@@ -128,8 +128,8 @@ def spawn_engine(command: Sequence[str], device: str, weights: Sequence[str]) ->
             [*command, str(theirs.fileno()), device, *weights],
             environment,
             setpgroup=0,
-            setsigmask=[],
-            setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGCHLD],
+            setsigmask=[signal.SIGTERM, signal.SIGINT],
+            setsigdef=[signal.SIGCHLD],
         )
     return EngineProcess(pid, ours)
 

@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
 from ..errors import PilotlightError
 from ..messages import Ready
 from ..settings import Settings
@@ -31,7 +29,7 @@ from .process import EngineProcess, address_of, reap_orphans
 from .service import Service, context_of
 from .startup import Startup
 from .supervisor import Supervisor, shutting_down
-from .web import FLUSH_SECONDS, WebServer
+from .web import FLUSH_SECONDS, Connection, WebServer
 
 if TYPE_CHECKING:
     from .runpod.queue import RunPodQueue
@@ -82,7 +80,7 @@ class Server:
         if os.getpid() == 1:
             loop.add_signal_handler(signal.SIGCHLD, lambda: reap_orphans(keep=self._supervisor.engine_pid))
         is_debug = self._settings.log_level == "debug"
-        web = WebServer(build_app(self._service), access_log=is_debug, http=self._startup.watched(H11Protocol))
+        web = WebServer(build_app(self._service), access_log=is_debug, http=self._startup.watched(Connection))
         serving = loop.create_task(web.serve(sockets=list(self._listeners)))
         loading = loop.create_task(self._load())
         stopping = loop.create_task(self._told_to_stop.wait())
@@ -187,7 +185,8 @@ class Server:
         startup.note_ready(ready)
         log.info("%s", startup.summary())
         if sys.stderr.isatty() or self._settings.log_level == "debug":
-            print("\n".join(startup.waterfall()), file=sys.stderr)
+            with suppress(OSError):  # as logging does: a log that is full or closed is no reason to fail
+                print("\n".join(startup.waterfall()), file=sys.stderr)
         log.info(
             "serving %s at %s (%s, %s, context %d tokens)",
             name,

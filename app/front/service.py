@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from starlette.types import Receive
+
 from ..messages import Ready
 from ..params import ParameterError, SamplingParams, check_prompt, generation_defaults, to_sampling
 from ..settings import Settings
+from .body import until_gone
 from .drain import Drain
-from .errors import ApiError, from_parameter, invalid, unavailable
+from .errors import ApiError, ClientGone, from_parameter, invalid, unavailable
 from .generation import Generation
 from .metrics import Metrics
 from .startup import Startup
@@ -73,16 +76,26 @@ class Service:
         """Runs what may take long (a template, a tokeniser) beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def ready(self, sequences: int) -> Ready:
-        """The engine, awaited while it starts. Raises ApiError where there is no place for so many sequences."""
+    async def ready(self, sequences: int, receive: Receive) -> Ready:
+        """The engine, awaited while it starts and the client waits too.
+
+        Raises ApiError where there is no place for so many sequences, ClientGone.
+        """
         self._check_room(sequences)
         if self.supervisor.ready is not None:
             return self.supervisor.ready
         self.startup.mark("parse")
         self._held += sequences
+        gone = asyncio.create_task(until_gone(receive))
+        ready = asyncio.create_task(self.supervisor.wait_ready())
         try:
-            return await self.supervisor.wait_ready()
+            await asyncio.wait({ready, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                raise ClientGone
+            return ready.result()
         finally:
+            gone.cancel()
+            ready.cancel()
             self._held -= sequences
             self.startup.mark("wait for ready", after="wait for engine")
 

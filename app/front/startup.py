@@ -57,7 +57,8 @@ class Startup:
         self._note_server(time.monotonic())
 
     def _note_server(self, until: float) -> None:
-        """Closes the gap between the last import and `until`. In two where a request comes first: it awaited one."""
+        """Records the time since the last such span or import. A request that comes before the loading waited for the
+        first part alone, so there are two of them then."""
         last = next(span for span in reversed(self.timeline.spans) if span.thread == "main")
         self.timeline.add("server", last.end or last.start, until)
 
@@ -110,7 +111,7 @@ class Startup:
                 self._mark(request, "wait for a request", "wait for engine", received)
             elif (served := self._server_end) is None:
                 self._note_server(received)
-            elif served < received:  # which counts where the request turns out slower than all that is being loaded
+            elif served < received:  # on the path if the request takes longer than the loading
                 request.until = served
                 self._mark(request, "no request yet", "server", received)
             self._mark(request, "accept", "server", now)
@@ -141,7 +142,7 @@ class Startup:
         return noting
 
     def note_token(self, name: str) -> None:
-        """The current request's first token is out, by the step `name`. The first request to get there is the one."""
+        """The current request's first token is out; `name` is its last step. Only the first request is recorded."""
         if self._is_open and (request := _request.get()) is not None:
             now = self._first_token = time.monotonic()
             self._mark(request, name, "prefill", now)

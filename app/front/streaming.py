@@ -6,19 +6,22 @@ server. Whoever closes the connection stops the work: one watcher per request wa
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from .body import until_gone
 from .engine_client import Channel
 from .errors import ApiError, ClientGone
 from .generation import Choice, Generation, Update
 from .startup import Startup
+
+_Written = TypeVar("_Written")
 
 KEEP_ALIVE_SECONDS = 5.0
 _KEEP_ALIVE = b": keep-alive\n\n"
@@ -127,14 +130,19 @@ class EventStream(Response):
             timer.cancel()
 
 
-async def collect(request: Request, generation: Generation) -> list[list[Update]]:
-    """Every choice's updates, for one reply at the end. Raises ApiError, ClientGone."""
-    collected: list[list[Update]] = [[] for _ in generation.choices]
+async def collect(
+    request: Request, generation: Generation, write: Callable[[Update], _Written]
+) -> list[list[_Written]]:
+    """What `write` makes of every choice's updates, for one reply at the end. Raises ApiError, ClientGone.
+
+    It is called as the tokens come: what all of them cost at once, every other request would wait for.
+    """
+    collected: list[list[_Written]] = [[] for _ in generation.choices]
     try:
         async with _watched(request.receive, generation.channel):
             while not generation.done:
                 for update in await generation.updates():
-                    collected[update.choice.index].append(update)
+                    collected[update.choice.index].append(write(update))
         request.app.state.service.startup.note_token("answer")
     finally:
         generation.close()
@@ -146,8 +154,7 @@ async def _watched(receive: Receive, channel: Channel) -> AsyncIterator[None]:
     """Fails the channel as soon as the client closes the connection."""
 
     async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await until_gone(receive)
         channel.fail(ClientGone())
 
     watcher = asyncio.create_task(watch())

@@ -1,4 +1,4 @@
-"""Keeps one engine running: its start, its death, its restarts, and the moment when restarting is over.
+"""Keeps one engine running: its start, its death, its restarts, and the decision to give up.
 
     starting --ready--> ready --death--> restarting --ready--> ready ...
         |                                    |
@@ -10,6 +10,7 @@ engine through `submit` and `abort` only.
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import time
@@ -28,6 +29,7 @@ from .process import EngineProcess, describe_exit, start_engine
 DEATH_WINDOW = 600.0  # seconds for which a death counts towards max_engine_deaths
 FIRST_BACKOFF, LONGEST_BACKOFF = 0.2, 30.0  # seconds before a restart; each death in the window doubles them
 EXIT_GRACE = 1.0  # seconds from the end of the line to SIGKILL
+KILL_GRACE = 30.0  # seconds from there to the end; a process that waits inside a driver may never get to it
 WATCH_INTERVAL = 0.5
 
 _COUNTERS = (
@@ -54,7 +56,7 @@ class Supervisor:
     ) -> None:
         """`process` runs already; `command` starts its successors.
 
-        `on_ready` hears each engine's first word, `on_spans` what the first engine's start consists of.
+        `on_ready` is called when an engine is ready, `on_spans` with all that the first one's start has done so far.
         """
         self._settings = settings
         self._command = command
@@ -66,7 +68,8 @@ class Supervisor:
         self._alive = True  # the process is not collected yet
         self._loaded = False  # it has said that it is ready
         self._started_at = time.monotonic()
-        self._fatal: Fatal | None = None  # its last words, or ours about it
+        self._fatal: Fatal | None = None  # why it cannot go on: as it said, or as we found
+        self._killed_at = math.inf
         self._deaths: deque[float] = deque()
         self._left_start = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,7 +99,7 @@ class Supervisor:
         self._spawn(self._watch())
 
     async def wait_ready(self) -> Ready:
-        """The engine's first word, awaited while the server starts. Raises ApiError (503) at any other time."""
+        """The engine, awaited while the server starts. Raises ApiError (503) where none is ready by then."""
         if self.state == "starting":
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._left_start.wait(), self._settings.startup_timeout)
@@ -137,8 +140,9 @@ class Supervisor:
         self._left_start.set()
 
     def kill(self) -> None:
-        """Ends the engine without a word."""
+        """Ends the engine at once."""
         if self._alive:  # else its id may be another process's by now
+            self._killed_at = min(self._killed_at, time.monotonic())
             os.kill(self._process.pid, signal.SIGKILL)
 
     async def close(self) -> None:
@@ -220,12 +224,16 @@ class Supervisor:
             self._give_up(EngineDiedError(f"{reason}, and cannot be started again: {error}"))
             return
         self._alive, self._loaded, self._started_at = True, False, time.monotonic()
+        self._killed_at = math.inf
         await self._connect()
 
     async def _collect(self, grace: float = EXIT_GRACE) -> int:
-        """waitpid's status of an engine whose line is closed; killed if it has not exited after `grace` seconds."""
+        """waitpid's status of an engine whose line is closed; killed if it has not exited after `grace` seconds.
+
+        One that does not end even so is given up, and counts as killed.
+        """
         deadline = time.monotonic() + grace
-        while True:
+        while not self._is_stuck():
             done, status = os.waitpid(self._process.pid, os.WNOHANG)  # noqa: ASYNC222  # it does not block
             if done:
                 self._alive = False
@@ -233,6 +241,10 @@ class Supervisor:
             if time.monotonic() > deadline:
                 self.kill()
             await asyncio.sleep(0.005)
+        return signal.SIGKILL
+
+    def _is_stuck(self) -> bool:
+        return self._alive and time.monotonic() - self._killed_at > KILL_GRACE
 
     def _give_up(self, error: PilotlightError, exit_code: int | None = None) -> None:
         if exit_code is not None:
@@ -248,9 +260,19 @@ class Supervisor:
         self._transport, _ = await loop.create_unix_connection(lambda: client, sock=self._process.line)
 
     async def _watch(self) -> None:
-        """An engine that owes a step or its first word for too long hangs; only killing it frees its device."""
+        """An engine that owes a step or its first word for too long hangs; only killing it frees its device.
+
+        Only time in which this process ran counts: a container that was paused wakes up behind every deadline.
+        """
+        looked = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_INTERVAL)
+            now = time.monotonic()
+            asleep = max(now - looked - WATCH_INTERVAL, 0.0)
+            looked = now
+            self._started_at += asleep
+            self._killed_at += asleep
+            self._client.excuse(asleep)
             is_loading = self._alive and not self._loaded and self.state in ("starting", "restarting")
             if is_loading and time.monotonic() - self._started_at > self._settings.startup_timeout:
                 seconds = f"{self._settings.startup_timeout:g} s"
@@ -262,6 +284,9 @@ class Supervisor:
                 self.ready, self.state = None, "restarting"
                 self.fail_all(unavailable(f"the engine gave no answer within {seconds}", "engine_hung"))
                 self.kill()
+            if self._is_stuck() and self._fatal is not None:  # while it is there its line is open, and nobody tells
+                self._give_up(EngineDiedError(f"{self._fatal.message}, and does not end though it was killed"))
+                return
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

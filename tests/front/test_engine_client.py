@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pilotlight.front import engine_client
 from pilotlight.front.engine_client import Channel, EngineClient
 from pilotlight.messages import (
     Abort,
@@ -80,6 +81,23 @@ class Line:
 
     async def say(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.far, data)
+
+
+class Clock:
+    """The client's `time`: it goes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(engine_client, "time", clock)
+    return clock
 
 
 def submit(id: int) -> Submit:
@@ -194,26 +212,44 @@ def test_a_large_message_arrives_in_pieces() -> None:
     asyncio.run(run())
 
 
-def test_silence_counts_only_while_something_is_owed() -> None:
+def test_silence_counts_only_while_something_is_owed(clock: Clock) -> None:
     async def run() -> None:
         async with Line() as line:
-            await asyncio.sleep(0.03)
+            clock.now += 3
             assert line.client.silent_for == 0.0
             channel = Channel()
             line.client.submit([submit(1)], channel)
-            assert line.client.silent_for < 0.03  # the idle time before does not count
-            await asyncio.sleep(0.03)
-            assert line.client.silent_for >= 0.03
+            assert line.client.silent_for == 0.0  # the idle time before does not count
+            clock.now += 3
+            assert line.client.silent_for == 3.0
+            line.client.submit([submit(2)], channel)
+            assert line.client.silent_for == 3.0  # and what is asked meanwhile is no word of the engine
             await line.say(step(Output(1, [5])))
             await channel.take()
-            assert line.client.silent_for < 0.03
+            assert line.client.silent_for == 0.0
+            clock.now += 3
+            line.client.abort([2])
+            assert line.client.silent_for == 3.0
             line.client.abort([1])
             assert line.client.silent_for == 0.0
 
     asyncio.run(run())
 
 
-def test_a_step_without_outputs_wakes_nobody_and_shows_that_the_engine_works() -> None:
+def test_silence_that_is_excused_does_not_count(clock: Clock) -> None:
+    async def run() -> None:
+        async with Line() as line:
+            line.client.submit([submit(1)], Channel())
+            clock.now += 5
+            line.client.excuse(3)
+            assert line.client.silent_for == 2.0
+            line.client.excuse(9)
+            assert line.client.silent_for == 0.0
+
+    asyncio.run(run())
+
+
+def test_a_step_without_outputs_wakes_nobody_and_shows_that_the_engine_works(clock: Clock) -> None:
     """As an engine that looks ahead sends it with its first step, or after the last one was for nothing."""
 
     async def run() -> None:
@@ -221,10 +257,10 @@ def test_a_step_without_outputs_wakes_nobody_and_shows_that_the_engine_works() -
             channel = Channel()
             line.client.submit([submit(1)], channel)
             waiting = asyncio.ensure_future(channel.take())
-            await asyncio.sleep(0.03)
+            clock.now += 3
             await line.say(step())
-            await asyncio.wait_for(line.listener.stepped.wait(), 5)
-            assert line.client.silent_for < 0.03
+            await asyncio.wait_for(line.listener.stepped.wait(), 30)
+            assert line.client.silent_for == 0.0
             assert (line.client.outstanding, waiting.done()) == (1, False)
             await line.say(step(Output(1, [5])))
             assert [output.tokens for output in await waiting] == [[5]]
@@ -238,7 +274,7 @@ def test_the_end_of_the_line_is_told_after_the_last_words() -> None:
             line.client.shutdown()
             assert await line.sent(1) == [Shutdown()]
             await line.say(encode(Fatal("no memory", 69)))  # and leaves, but not yet
-            await asyncio.wait_for(line.listener.lost.wait(), 5)
+            await asyncio.wait_for(line.listener.lost.wait(), 30)
             assert line.listener.heard == [Fatal("no memory", 69), "lost"]
 
     asyncio.run(run())
@@ -249,7 +285,7 @@ def test_what_is_no_message_ends_the_line(data: bytes) -> None:
     async def run() -> None:
         async with Line() as line:
             await line.say(data)
-            await asyncio.wait_for(line.listener.lost.wait(), 5)
+            await asyncio.wait_for(line.listener.lost.wait(), 30)
             fatal, lost = line.listener.heard
             assert "no message" in fatal.message
             assert lost == "lost"

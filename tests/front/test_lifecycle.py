@@ -1,5 +1,7 @@
 """Start, death, drain and exit codes of the whole server, and clients that go away. With the scripted engine."""
 
+import http.client
+import json
 import os
 import resource
 import signal
@@ -19,6 +21,7 @@ from tests.models import write_tiny
 
 ENDLESS = {"model": "m", "prompt": "hi", "max_tokens": 250, "stream": True}
 SHORT = {"model": "m", "prompt": "hi", "max_tokens": 4}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +32,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- start ----------------------------------------------------------------------------------------------------
 
 
-def test_requests_are_held_while_the_model_loads(model: Path) -> None:
-    with ServerProcess(model, fake={"ready_delay": 1.0}) as server:
+def test_requests_are_held_while_the_model_loads(model: Path, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with ServerProcess(model, fake={"ready_when": str(go)}) as server:
         address = server.listening()
         with httpx.Client(base_url=address, timeout=20) as client:
             assert client.get("/health").status_code == 503
@@ -41,13 +45,17 @@ def test_requests_are_held_while_the_model_loads(model: Path) -> None:
             malformed = client.post("/v1/completions", json=SHORT | {"temperature": 9})
             assert malformed.status_code == 400  # without waiting for the engine
             assert not any("serving" in line for line in server.lines)
+            loaded = threading.Timer(0.5, go.touch)
+            loaded.start()
             assert client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"] == "abca"
+            loaded.join()
             assert client.get("/health").status_code == 200
 
 
-def test_requests_that_are_held_count_as_waiting(model: Path) -> None:
+def test_requests_that_are_held_count_as_waiting(model: Path, tmp_path: Path) -> None:
+    go = tmp_path / "go"
     limits = ("--max-num-seqs", "1", "--max-waiting-requests", "1")
-    with ServerProcess(model, *limits, fake={"ready_delay": 1.0}) as server:
+    with ServerProcess(model, *limits, fake={"ready_when": str(go)}) as server:
         address = server.listening()
         statuses: list[int] = []
         threads = [
@@ -60,9 +68,26 @@ def test_requests_that_are_held_count_as_waiting(model: Path) -> None:
         ]
         for thread in threads:
             thread.start()
+        eventually(lambda: len(statuses) == 2)
+        go.touch()
         for thread in threads:
             thread.join()
-        assert sorted(statuses) == [200, 200, 503, 503]
+        assert statuses == [503, 503, 200, 200]
+
+
+def test_a_client_that_leaves_while_the_model_loads_frees_its_place(model: Path, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    limits = ("--max-num-seqs", "1", "--max-waiting-requests", "1")
+    with ServerProcess(model, *limits, fake={"ready_when": str(go)}) as server:
+        address = server.listening()
+        for path, body in (("/v1/completions", SHORT), ("/v1/chat/completions", CHAT)):
+            for _ in range(2):  # as many as there are places
+                with pytest.raises(httpx.ReadTimeout):
+                    httpx.post(f"{address}{path}", json=body, timeout=0.5)
+        last = threading.Timer(0.5, go.touch)
+        last.start()
+        assert httpx.post(f"{address}/v1/completions", json=SHORT, timeout=20).status_code == 200
+        last.join()
 
 
 @pytest.mark.parametrize(
@@ -107,18 +132,38 @@ def test_a_request_does_not_wait_longer_than_it_was_told(model: Path) -> None:
         assert int(refused.headers["retry-after"]) > 0
 
 
+class Held:
+    """A request that the server has, and cannot answer while it loads. A context."""
+
+    def __init__(self, address: str) -> None:
+        self._connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=20)
+        self._connection.request("POST", "/v1/completions", json.dumps(SHORT), {"content-type": "application/json"})
+        # Connections are taken in the order in which they come: whose later one is answered has taken this one too.
+        eventually(lambda: httpx.get(f"{address}/ping").status_code == 503)
+
+    def __enter__(self) -> "Held":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def status(self) -> int:
+        """Of the answer; waits for it."""
+        response = self._connection.getresponse()
+        response.read()
+        return response.status
+
+
 @pytest.mark.parametrize("code", [65, 69])
-def test_J01_a_model_that_cannot_be_loaded_ends_it_with_one_line_and_no_retry(model: Path, code: int) -> None:
-    with ServerProcess(model, fake={"ready_delay": 0.5, "fatal": ["weights: 4 bytes are missing", code]}) as server:
-        held = []
-        address = server.listening()
-        thread = threading.Thread(
-            target=lambda: held.append(httpx.post(f"{address}/v1/completions", json=SHORT, timeout=20))
-        )
-        thread.start()
+def test_J01_a_model_that_cannot_be_loaded_ends_it_with_one_line_and_no_retry(
+    model: Path, tmp_path: Path, code: int
+) -> None:
+    is_loaded = tmp_path / "loaded"
+    fake = {"ready_when": str(is_loaded), "fatal": ["weights: 4 bytes are missing", code]}
+    with ServerProcess(model, fake=fake) as server, Held(server.listening()) as held:
+        is_loaded.touch()
         assert server.exit_code() == code
-        thread.join(20)
-        assert held[0].status_code == 503
+        assert held.status() == 503
         assert server.lines[-1] == "pilotlight: weights: 4 bytes are missing\n"
         assert "Traceback" not in server.log
 
@@ -180,7 +225,9 @@ def test_G04_ten_streams_hear_of_a_killed_engine_within_a_second(model: Path) ->
 
 
 def test_J05_after_too_many_deaths_it_exits_with_70_and_the_reason(model: Path) -> None:
-    with ServerProcess(model, "--max-engine-deaths", "2", fake={"die_after": 1}) as server, server.client() as client:
+    flags = ("--max-engine-deaths", "2")
+    patch = "from pilotlight.front import supervisor; supervisor.FIRST_BACKOFF = 1.0"  # time to see that it is away
+    with ServerProcess(model, *flags, fake={"die_after": 1}, patch=patch) as server, server.client() as client:
         refused = client.post("/v1/completions", json=SHORT)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "engine_died"
@@ -365,12 +412,14 @@ def _deaf_client(address: str) -> socket.socket:
     ids=["at RunPod", "there, told otherwise", "elsewhere, told so"],
 )
 def test_ping_says_204_while_loading_where_that_is_not_ready(
-    model: Path, environ: dict[str, str], flags: list[str], status: int
+    model: Path, tmp_path: Path, environ: dict[str, str], flags: list[str], status: int
 ) -> None:
-    with ServerProcess(model, *flags, fake={"ready_delay": 1.0}, env=environ) as server:
+    go = tmp_path / "go"
+    with ServerProcess(model, *flags, fake={"ready_when": str(go)}, env=environ) as server:
         address = server.listening()
         loading = httpx.get(f"{address}/ping")
         assert (loading.status_code, loading.content == b"") == (status, status == 204)
+        go.touch()
         server.ready()
         assert httpx.get(f"{address}/ping").status_code == 200
 
@@ -400,20 +449,12 @@ def test_port_health_that_is_taken_is_told_by_its_name(model: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_G07_a_signal_while_the_model_loads_ends_it(model: Path, number: signal.Signals) -> None:
-    with ServerProcess(model, fake={"ready_delay": 60}) as server:
-        address = server.listening()
-        held: list[httpx.Response] = []
-        thread = threading.Thread(
-            target=lambda: held.append(httpx.post(f"{address}/v1/completions", json=SHORT, timeout=20))
-        )
-        thread.start()
-        eventually(lambda: httpx.get(f"{address}/ping").status_code == 503)
+    with ServerProcess(model, fake={"ready_delay": 60}) as server, Held(server.listening()) as held:
         began = time.monotonic()
         server.process.send_signal(number)
         assert server.exit_code() == 0
         assert time.monotonic() - began < 4
-        thread.join(20)
-        assert held[0].status_code == 503
+        assert held.status() == 503
         assert "Traceback" not in server.log
 
 
@@ -442,6 +483,16 @@ make = {moment}
     with ServerProcess(model, fake={"ready_delay": 60}, patch=patch) as server:
         assert server.exit_code() == 0
         assert server.log == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_G07_a_second_signal_while_python_ends_changes_nothing(model: Path, number: signal.Signals) -> None:
+    patch = f"import atexit, os; atexit.register(lambda: os.kill(os.getpid(), {int(number)}))"
+    with ServerProcess(model, fake={}, patch=patch) as server:
+        server.ready()
+        server.terminate()
+        assert server.exit_code() == 0
+        assert "Traceback" not in server.log
 
 
 def test_G07_a_second_signal_leaves_at_once(model: Path) -> None:

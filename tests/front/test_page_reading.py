@@ -57,6 +57,23 @@ def test_nothing_overflows_at_a_phones_width(hostile: ServerProcess, open_page: 
     assert page.run("document.getElementById('log').scrollWidth - document.getElementById('log').clientWidth") == 0
 
 
+def test_the_legends_swatches_stay_beside_their_words(hostile: ServerProcess, open_page: Open) -> None:
+    page = open_page(hostile.ready(), width=390, height=844)
+    gaps = """[...document.querySelectorAll('.swatch')].map((swatch) => {
+        const words = document.createRange();
+        words.selectNode(swatch.nextSibling);
+        const [first] = words.getClientRects(), {right, top, bottom} = swatch.getBoundingClientRect();
+        return first.top < bottom && top < first.bottom ? Math.round(first.left - right) : null;
+    })"""
+    assert page.run(gaps) == [6, 6, 6]
+
+
+def test_on_a_phone_the_chat_comes_before_the_starts_thirty_rows(hostile: ServerProcess, open_page: Open) -> None:
+    page = open_page(hostile.ready(), width=390, height=844)
+    top = "document.getElementById('{}').getBoundingClientRect().top"
+    assert page.run(top.format("live")) < page.run(top.format("chat")) < page.run(top.format("start"))
+
+
 CONTRAST = """(() => {
     // WCAG 2.2's definition. Colours are "rgb(r, g, b)"; a background is the nearest one that is not transparent.
     const rgb = (color) => color.match(/[\\d.]+/g).map(Number);

@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from starlette.types import Message
 
 from pilotlight.front.startup import Startup
 from pilotlight.timeline import Exec, Timeline
-from tests.front.servers import ServerProcess, eventually, metric, stream
+from scripts.bench_server import free_port
+from tests.front.servers import ROOT, ServerProcess, eventually, metric, stream
 from tests.models import write_chain
 
 CHAIN = tuple(range(97, 123))  # a to z, and again
@@ -272,6 +275,29 @@ async def _answer(startup: Startup) -> list[Message]:
     for body in (b": keep-alive\n\n", b"data: 1\n\n", b"data: 2\n\n"):
         await write({"type": "http.response.body", "body": body, "more_body": True})
     return sent
+
+
+def test_a_log_that_cannot_be_written_is_no_reason_to_start_the_engine_again(model: Path) -> None:
+    """The waterfall is printed as well as logged: on a full disk, or into a pipe that is closed, that is no death."""
+    port = free_port()
+    command = [sys.executable, "-m", "pilotlight", "serve", str(model), "--port", str(port), "--log-level", "debug"]
+    with open("/dev/full", "wb") as full:
+        process = subprocess.Popen(command, stderr=full, cwd=ROOT)
+
+    def is_ready() -> bool:
+        with suppress(httpx.TransportError):
+            return client.get("/health").status_code == 200
+        return False
+
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            eventually(is_ready, 30)
+            assert metric(client, "engine_restarts_total") == 0
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("comes", ["before the text is loaded", "meanwhile"])

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -321,12 +322,56 @@ def test_G04_an_engine_that_owes_a_step_for_too_long_is_killed(tmp_path: Path) -
     run(test)
 
 
+def test_an_engine_that_was_frozen_along_with_the_front_is_not_taken_for_a_hanging_one() -> None:
+    """As a container that is paused; the engine gets going a little later than the front."""
+
+    async def test() -> None:
+        async with supervised(interval=0.001, engine_timeout=0.6) as supervisor:
+            await supervisor.wait_ready()
+            channel = Channel()
+            supervisor.submit([submit(1, 1000)], channel)
+            await channel.take()
+            engine = supervisor.engine_pid
+            os.kill(engine, signal.SIGSTOP)
+            time.sleep(1.5)  # noqa: ASYNC251  # for this long nothing of the front runs
+            asyncio.get_running_loop().call_later(0.1, os.kill, engine, signal.SIGCONT)
+            assert (await outputs_of(channel))[-1].finish == "length"
+            assert supervisor.engine_pid == engine
+
+    run(test)
+
+
 def test_J05_an_engine_that_hangs_while_it_loads_ends_the_server() -> None:
     async def test() -> None:
         async with supervised(ready_delay=600, startup_timeout=0.2) as supervisor:
             error = await supervisor.failure
             assert error.exit_code == 70
             assert str(error) == "the engine was not ready within 0.2 s (--startup-timeout)"
+
+    run(test)
+
+
+def test_an_engine_that_does_not_end_though_it_is_killed_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits inside a driver, where no signal reaches it; nor does its line close before it ends."""
+    monkeypatch.setattr(supervisor_module, "KILL_GRACE", 0.1)
+    real_kill = os.kill
+
+    async def test() -> None:
+        async with supervised(stall_after=2, engine_timeout=0.2) as supervisor:
+            await supervisor.wait_ready()
+            supervisor.submit([submit(1, 1000)], Channel())
+            pid = supervisor.engine_pid
+            monkeypatch.setattr(os, "kill", lambda *_: None)
+            try:
+                error = await supervisor.failure
+                await supervisor.close()  # which does not wait for it either
+            finally:
+                real_kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)  # noqa: ASYNC222  # it is dead
+            assert error.exit_code == 70
+            assert str(error) == (
+                "the engine finished no step within 0.2 s (--engine-timeout), and does not end though it was killed"
+            )
 
     run(test)
 

@@ -1,4 +1,4 @@
-"""The page as it is served: page.html with its style sheet and scripts put in, so that it is one file for a browser.
+"""The page as it is served: page.html with its style sheet and scripts inlined, one file for a browser.
 
 Read when the first browser asks, and kept. The policy that goes with it allows these very scripts by their hashes,
 requests to this server, and nothing else.
@@ -53,11 +53,11 @@ def document() -> Document:
 
     def put_in(link: re.Match[str]) -> str:
         kind = str(link.lastgroup)
-        text = (_FOLDER / link[kind]).read_text()
+        text = _read(link[kind])
         hashes[kind].append(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'")
         return f"<{kind}>{text}</{kind}>"
 
-    body = _LINK.sub(put_in, (_FOLDER / "page.html").read_text()).encode()
+    body = _LINK.sub(put_in, _read("page.html")).encode()
     policy = [
         "default-src 'none'",
         f"script-src {' '.join(hashes['script'])}",
@@ -81,7 +81,12 @@ def document() -> Document:
     return Document(body, headers)
 
 
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
 def _quality(parameters: list[str]) -> float:
+    """The weight of a media type in Accept: its `q`, 1 without one, 0 for one that is no number."""
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "q":

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message
 
 
 class Exchange:
-    """A context: whoever leaves it early has closed the connection."""
+    """A context manager; to leave it early is to close the connection."""
 
     def __init__(self, app: ASGIApp, method: str, target: str, body: bytes) -> None:
         """`target` is the path, as a client sends it, with a query if there is one; `body` is JSON."""
@@ -42,8 +42,12 @@ class Exchange:
     async def __aenter__(self) -> "Exchange":
         """Returns with the reply's status; its body may have yet to come. Raises what the application raises."""
         self._task = asyncio.create_task(self._run())
-        while not self.status and not self._task.done():
-            await self._wait()
+        try:
+            while not self.status and not self._task.done():
+                await self._wait()
+        except asyncio.CancelledError:  # left before it was entered: `__aexit__` will not be called
+            self._task.cancel()
+            raise
         if not self.status:
             self._task.result()
             raise RuntimeError(f"no reply to {self._scope['method']} {self._scope['path']}")

@@ -1,4 +1,4 @@
-"""RunPod's handler: a job's input to a request of our own API, and its reply to what the handler yields.
+"""RunPod's handler: makes a job's input a request to our own API, and its reply what the handler yields.
 
 Two forms of input, those of RunPod's vLLM worker:
 
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 class Jobs:
     def __init__(self, app: ASGIApp, model: str, drain: Drain) -> None:
-        """`app` has the routes alone: no connection brings a job, and RunPod has looked at its key.
+        """`app` has the routes without the layers: a job comes through no connection, and RunPod has checked its key.
 
-        `model` is meant where a job names none.
+        `model` answers jobs that name none.
         """
         self._app = app
         self._model = model
@@ -94,5 +94,5 @@ async def _whole(reply: Exchange) -> Any:
 
 
 def failure(body: bytes, status: int) -> dict[str, Any]:
-    """An error reply, flat: of an object that has an "error" the SDK would make a text, Python's and no JSON."""
+    """An error reply, flat: an object with an "error" in it would come out of the SDK as Python's text, not JSON."""
     return {"object": "error", **orjson.loads(body)["error"], "status": status}

@@ -1,4 +1,4 @@
-"""What `--runpod-queue` needs, looked at before the engine starts: the SDK, and RunPod's variables.
+"""What `--runpod-queue` needs, checked before the engine starts: the SDK, and RunPod's variables.
 
 Outside RunPod the SDK's own test API can take the queue's place; its flags keep the names that RunPod's guides give
 them, and are taken from the command line here. Nothing of the SDK is imported yet.

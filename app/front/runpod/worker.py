@@ -1,4 +1,4 @@
-"""The SDK on the front's event loop: takes jobs while an engine serves, stops taking them when told, beats its heart.
+"""The SDK on the front's event loop: takes jobs while an engine serves, stops when told, sends its heartbeat.
 
 Importing this module imports the SDK. Its `start` wants the main thread, the signals and the loop, which are the
 front's; so this does the same with its parts: the JobScaler's loops, the ping, or the test API. Where it differs:
@@ -55,7 +55,7 @@ class QueueWorker:
 
     async def run(self) -> None:
         """Works until `stop` is set, and then until what was taken is answered. A set `stop` ends the poll."""
-        await self._engine()
+        await self._until_served()
         if self._stop.is_set():
             return
         start_ping()
@@ -80,8 +80,8 @@ class QueueWorker:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take(self, session: Any, count: int) -> list[dict[str, Any]]:
-        """The SDK's fetcher: at most `count` jobs, all of them such that the SDK's loops survive them."""
-        await self._engine()
+        """The SDK's fetcher: at most `count` jobs, without those that would end the SDK's loops."""
+        await self._until_served()
         jobs = await get_job(session, count) or []
         good = [job for job in jobs if isinstance(job, dict) and isinstance(job.get("id"), str)]
         if len(good) < len(jobs):
@@ -94,10 +94,10 @@ class QueueWorker:
     async def _answer(self, session: Any, config: dict[str, Any], job: dict[str, Any]) -> None:
         """The SDK's way to answer a job, counted by the drain until the answer is posted."""
         with self._taken.pop(id(job)):
-            await self._engine()
+            await self._until_served()
             await handle_job(session, config, job)
 
-    async def _engine(self) -> None:
+    async def _until_served(self) -> None:
         """Returns once requests are served, or never will be again."""
         supervisor = self._service.supervisor
         while supervisor.ready is None and supervisor.state != "stopped":

@@ -104,6 +104,29 @@ def test_what_has_come_is_read_at_once_within_the_limit() -> None:
     assert asyncio.run(read(App(*EVENTS), 1)) == EVENTS  # no part is cut
 
 
+def test_job_that_is_given_up_before_its_reply_begins_ends_its_request() -> None:
+    """As most are that are not streamed: their status comes with the whole answer."""
+    is_cut = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await receive()
+        finally:
+            is_cut.set()
+
+    async def run() -> None:
+        handler = Jobs(app, "m", Drain()).handle({"id": "1", "input": {"prompt": "x"}})
+        waiting = asyncio.ensure_future(anext(handler))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.wait_for(is_cut.wait(), 5)
+
+    asyncio.run(run())
+
+
 def test_job_that_is_given_up_ends_its_request() -> None:
     app = App(EVENTS[0], fault="hang")
     drain = Drain()

@@ -78,7 +78,7 @@ def test_job_gets_the_reply_of_the_route(api: JobApi, client: httpx.Client, path
         assert (choice["message"]["content"] if "chat" in path else choice["text"]) == TEXT
 
 
-def test_plain_forms_and_a_model_that_is_not_named(api: JobApi) -> None:
+def test_plain_forms_and_a_model_that_is_not_named(api: JobApi, server: ServerProcess) -> None:
     sampling = {"temperature": 0, "max_tokens": 2}
     (chat,) = api.output({"messages": MESSAGES, "sampling_params": sampling})
     assert chat["object"] == "chat.completion"
