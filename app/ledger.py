@@ -1,6 +1,7 @@
-"""The start's ledger: spans of both processes, the path through them that decided how long the start took, the gaps.
+"""The start's ledger: the critical path through the spans of both processes, and the time that no span explains.
 
-Made of spans alone (timeline.py records them); drawn for a person, put on one log line, written for Perfetto.
+It is made of spans alone (timeline.py records them), and becomes a log line, a waterfall for a person, or a trace for
+Perfetto.
 """
 
 from collections.abc import Sequence
@@ -18,12 +19,12 @@ class Segment(NamedTuple):
 
 
 def critical_path(spans: Sequence[Span], end: float) -> list[Segment]:
-    """What decided that the start took until `end`, in order of time.
+    """The chain of spans that decided how long the start took up to `end`, in order of time.
 
-    Found by walking back from the span that ended last. A span could begin once the one before it in its thread was
-    done; and it could not end before the one that it names as `after`, whose end it awaited. The one of the two that
-    ended last is where the path came from: where it ended within the span, the span counts only from there on. What
-    lies between two segments no span explains.
+    It is walked backwards from the span that ended last. A span could not begin before the previous one of its thread
+    ended, nor end before the one that it names as `after` did. Whichever of these two ended later is the next step
+    back; if it ended within the span, only the rest of the span is on the path. Time between two segments is not
+    explained by any span.
     """
     done = [span for span in spans if span.end is not None and span.end <= end]
     segments: list[Segment] = []
@@ -61,7 +62,7 @@ def summary(spans: Sequence[Span], begin: float, end: float) -> str:
 
 
 def waterfall(spans: Sequence[Span], width: int = 48) -> list[str]:
-    """One line a span that has ended, in order of start: process, name, a bar on the common clock, ms, rate."""
+    """A line for each span that has ended, in order of start: process, name, a bar on the common clock, ms, rate."""
     done = [span for span in spans if span.end is not None]
     begin, end = min(span.start for span in done), max(map(_end, done))
     scale = width / max(end - begin, 1e-9)
@@ -86,14 +87,20 @@ def chrome_trace(spans: Sequence[Span], path: Sequence[Segment], begin: float, n
         {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
         for name, pid in processes.items()
     ]
-    for span in sorted(spans, key=lambda span: span.start):
+
+    def micros(time: float) -> int:
+        return round((time - begin) * 1e6)
+
+    # Ends are rounded, not durations, and what encloses comes first: of spans in a row that overlap, be it by a
+    # rounding, Perfetto drops one.
+    timed = [(micros(span.start), micros(now if span.end is None else span.end), span) for span in spans]
+    for start, end, span in sorted(timed, key=lambda each: (each[0], -each[1])):
         pid, key = processes[span.process], (span.process, span.thread)
         if key not in threads:
             threads[key] = len(threads) + 1
             events.append(
                 {"ph": "M", "name": "thread_name", "pid": pid, "tid": threads[key], "args": {"name": span.thread}}
             )
-        end = now if span.end is None else span.end
         arguments: dict[str, Any] = {"critical": id(span) in critical}
         if span.bytes:
             arguments["bytes"] = span.bytes
@@ -104,8 +111,8 @@ def chrome_trace(spans: Sequence[Span], path: Sequence[Segment], begin: float, n
                 "cat": "startup",
                 "pid": pid,
                 "tid": threads[key],
-                "ts": round((span.start - begin) * 1e6, 1),
-                "dur": round(max(0.0, end - span.start) * 1e6, 1),
+                "ts": start,
+                "dur": max(0, end - start),
                 "args": arguments,
             }
         )

@@ -1,8 +1,10 @@
 """The command: it names its subcommands, hands over, and fails in one line with the code of the failure's kind."""
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,13 +63,63 @@ def test_unknown_command_is_refused(arguments: list[str], said: str, capsys: pyt
 
 
 def test_interrupt_before_a_command_runs_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(arguments: list[str]) -> int:
+    def interrupt(arguments: list[str]) -> Callable[[], int]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_dispatch", interrupt)
+    monkeypatch.setattr(cli, "_command", interrupt)
     with pytest.raises(SystemExit) as caught:
         cli.main(["build", "snapshot"])
     assert caught.value.code == 130
+
+
+# Tells itself to stop while msgspec imports datetime: its C code goes on after an exception there, without datetime.
+_STOPS_ITSELF = """
+import os, sys
+told = []
+def hook(event, arguments):
+    if event == "import" and arguments[0] == "_datetime" and not told:
+        told.append(True)
+        os.kill(os.getpid(), {number})
+for name in ("datetime", "_datetime"):
+    sys.modules.pop(name, None)
+sys.addaudithook(hook)
+from pilotlight.cli import main
+main({arguments})
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number", "code"),
+    [
+        (["build", "snapshot", "x", "-o", "y"], signal.SIGINT, 130),
+        (["deploy", "render", "x"], signal.SIGINT, 130),
+        (["serve", "x", "--port", "0"], signal.SIGINT, 0),
+        (["serve", "x", "--port", "0"], signal.SIGTERM, 0),
+        (["serve", "--help"], signal.SIGINT, 0),
+    ],
+)
+def test_a_signal_inside_an_import_of_c_code_ends_it(arguments: list[str], number: int, code: int) -> None:
+    script = _STOPS_ITSELF.format(number=int(number), arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_an_ignored_interrupt_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell starts what runs in the background."""
+
+    def command(arguments: list[str]) -> Callable[[], int]:
+        signal.raise_signal(signal.SIGINT)
+        return lambda: 0
+
+    monkeypatch.setattr(cli, "_command", command)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.main(["--version"])
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert caught.value.code == 0
 
 
 @pytest.mark.parametrize("command", [["serve"], ["build", "snapshot"], ["build", "kernels"]])

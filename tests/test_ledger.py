@@ -147,3 +147,23 @@ def test_chrome_trace_has_complete_events_in_microseconds_and_names_for_their_ro
         "graphs": ("engine", "idle", 260_000, 250_000, {"critical": False}),
     }
     assert {event["ph"] for event in events} == {"X", "M"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_events_of_a_row_of_the_chrome_trace_nest_or_lie_apart(seed: int) -> None:
+    """As its importer in Perfetto has it: by nanoseconds, in order of their start and then of the file."""
+    rng = random.Random(seed)
+    spans, at = list[Span](), 1000 + rng.random()
+    for _ in range(50):
+        start, at = at, at + 0.01 * rng.random()
+        inner = start + rng.choice([0, 0.5]) * (at - start)
+        spans += [Span("front", "inner", inner, at), Span("front", "outer", start, at)]
+    drawn = [event for event in chrome_trace(spans, [], 999.9, at)["traceEvents"] if event["ph"] == "X"]
+    open_until: list[int] = []
+    for event in sorted(drawn, key=lambda event: int(event["ts"] * 1000)):
+        start, end = int(event["ts"] * 1000), int(event["ts"] * 1000) + int(event["dur"] * 1000)
+        while open_until and open_until[-1] <= start:
+            open_until.pop()
+        assert not open_until or end <= open_until[-1], f"{event} overlaps what ends at {open_until[-1]} ns"
+        open_until.append(end)
+    assert len(drawn) == len(spans)

@@ -127,16 +127,16 @@ from scripts.startup.other_way import WAYS, Changes
 sys.meta_path.insert(0, Changes(WAYS[sys.argv[1]]))
 from pilotlight.front import server, web
 base = web.WebServer.__mro__[1].__module__
-print(json.dumps([server.H11Protocol.__name__, "click" in sys.modules, "h11" in sys.modules, base]))
+print(json.dumps([server.Connection.__name__, "click" in sys.modules, base]))
 """
 
 
 @pytest.mark.parametrize(
     ("way", "expected"),
     [
-        ("nothing", ["H11Protocol", True, True, "uvicorn.server"]),
-        ("no-uvicorn-command", ["H11Protocol", False, True, "uvicorn.server"]),
-        ("httptools", ["HttpToolsProtocol", True, False, "uvicorn.server"]),
+        ("nothing", ["Connection", True, "uvicorn.server"]),
+        ("no-uvicorn-command", ["Connection", False, "uvicorn.server"]),
+        ("httptools", ["HttpToolsProtocol", True, "uvicorn.server"]),
     ],
 )
 def test_what_the_web_stack_is_made_of(way: str, expected: list[Any], tmp_path: Path) -> None:

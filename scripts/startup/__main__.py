@@ -13,6 +13,7 @@ from typing import Any
 
 from scripts.bench_report import dtype_of, machine, origin, write
 from scripts.bench_server import REMOVED_ENVIRONMENT
+from scripts.command_line import count, named_directory, positive
 
 from . import compare, failures, growth, sides, text
 from .start import REQUESTS
@@ -63,9 +64,8 @@ def starts(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def texts(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    named = dict(entry.split("=", 1) for entry in args.vocabulary)
-    vocabularies = {name: Path(directory) for name, directory in named.items()}
-    progress = Progress(2 * len(named) * (args.starts + 1))
+    vocabularies = dict(args.vocabulary)
+    progress = Progress(2 * len(vocabularies) * (args.starts + 1))
     result = text.measure(vocabularies, args.flags, args.starts, scratch, progress)
     for name, seconds in result["later"].items():
         print(f"{name}: a text's first token comes {1000 * seconds:.1f} ms later than its ids'", file=sys.stderr)
@@ -134,11 +134,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     command = commands.add_parser("text", parents=[common], help="text against token ids, with large vocabularies")
     command.set_defaults(measure=texts)
-    command.add_argument("vocabulary", nargs="+", metavar="NAME=DIRECTORY", help="with a tokenizer.json")
+    command.add_argument(
+        "vocabulary", nargs="+", type=named_directory, metavar="NAME=DIRECTORY", help="with a tokenizer.json"
+    )
 
     command = commands.add_parser("growth", parents=[common, paged], help="with the weights' bytes")
     command.set_defaults(measure=growing)
-    command.add_argument("--gigabytes", type=float, nargs="+", default=growth.GIGABYTES)
+    command.add_argument("--gigabytes", type=positive, nargs="+", default=growth.GIGABYTES)
 
     command = commands.add_parser("failures", parents=[common], help="starts that cannot succeed, until they say so")
     command.set_defaults(measure=failing)
@@ -146,13 +148,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv[:cut])
     args.flags = list(argv[cut + 1 :])
     return args
-
-
-def count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
 
 
 def versions() -> dict[str, str]:

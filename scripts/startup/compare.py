@@ -35,7 +35,7 @@ def conditions(page_states: Sequence[str], requests: Sequence[str]) -> list[Cond
 def rounds(
     sides: Sequence[Side], under: Sequence[Condition], count: int, log: Path, report: Report
 ) -> dict[Condition, dict[str, list[Start]]]:
-    """Condition -> side -> its starts. One without weights and requests is started under the first condition only."""
+    """Condition -> side -> its starts. Without weights and requests, a side starts under the first condition only."""
     starts: dict[Condition, dict[str, list[Start]]] = {each: {} for each in under}
     for turn in range(count + 1):
         for number, condition in enumerate(under):

@@ -1,7 +1,8 @@
 """How a start grows with the weights: snapshots from a quarter to four gigabytes, random weights, one at a time.
 
 What moves the weights has to grow as a straight line, at the rate at which this machine itself reads a file into
-memory; that is measured in turn with the starts, on the same file. On the CPU nothing is moved of pages that are in
+memory; that is measured in turn with the starts, on the same file: alone, and beside two busy processes, since the
+read-ahead of a start has two beside it that import. On the CPU nothing is moved of pages that are in
 the page cache: there the first token grows, by passes over the weights at the rate of the machine's memory.
 """
 
@@ -19,6 +20,7 @@ from .figures import line, summary
 from .sides import ours
 from .start import measure as start
 
+_IMPORTING = 2  # processes of a start, while the weights are read
 GIGABYTES = (0.25, 0.5, 1.0, 2.0, 4.0)
 PROMPT = [32]  # one token, so that a pass over the weights is bound by memory; an id, as text is not what grows
 # Layers of Llama 3.2 1B's shape behind a vocabulary of Llama 2's size, so that the smallest snapshot has one layer.
@@ -68,6 +70,9 @@ def _point(
             pages.prepare([file], state)
             own = {"machine": pages.read(file), "touch": pages.touch(file)}
             pages.prepare([file], state)
+            with pages.busy(_IMPORTING):
+                own["machine_busy"] = pages.read(file)
+            pages.prepare([file], state)
             begun = start(side, "queued", scratch / "server.log")
             report(f"{nbytes / 1e9:.2f} GB, {state}", begun.marks["first_token"])
             if turn:
@@ -81,7 +86,8 @@ def _point(
 def lines(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What -> the straight line through the medians: seconds a GB, seconds at no bytes, r2.
 
-    load_over_machine: of their slopes. passes: the first token's slope in passes over memory, beyond the load's.
+    load_over_machine, load_over_busy: the load's slope over the machine's, alone and beside two busy processes.
+    passes: the first token's slope in passes over memory, beyond the load's.
     """
     gigabytes = [point["bytes"] / 1e9 for point in points]
     found = {}
@@ -91,5 +97,6 @@ def lines(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     slopes = {what: fit["s_per_gb"] for what, fit in found.items()}
     return found | {
         "load_over_machine": round(slopes["load"] / slopes["machine"], 3),
+        "load_over_busy": round(slopes["load"] / slopes["machine_busy"], 3),
         "passes": round((slopes["first_token"] - slopes["load"]) / slopes["touch"], 2),
     }

@@ -1,10 +1,10 @@
-"""Starts the server with one step of its start done another way: scripts/measure_startup shows what the step pays.
+"""Starts the server with one step of its start done in another way: scripts/measure_startup shows what it saves.
 
 usage: python -P other_way.py WAY serve MODEL ...      any arguments of `pilotlight serve`
 
-A way replaces one function or variable, in both processes: the engine is started through this file too. It is made
-as soon as the module that has it is imported, and nothing is imported earlier than else for it. Whoever measures
-starts the way `nothing` beside the others: what it takes longer is this file's own cost.
+A way replaces one function or variable, in both processes: the engine is started through this file too. It does so
+as soon as the module in question is imported, and imports nothing earlier than usual. Measure the way `nothing` too:
+what it adds is this file's own cost.
 """
 
 import gc
@@ -81,11 +81,11 @@ def use_uvloop(asyncio: "Any") -> None:
     asyncio.WriteTransport = object  # which the engine's client asserts, and uvloop's are not
 
 
-def use_httptools(http: "Any") -> None:
-    from uvicorn.protocols.http import httptools_impl
+def use_httptools(web: "Any") -> None:
+    """Besides h11, which the module has imported by then."""
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    httptools_impl.H11Protocol = httptools_impl.HttpToolsProtocol  # type: ignore[attr-defined]
-    sys.modules["uvicorn.protocols.http.h11_impl"] = httptools_impl
+    web.Connection = HttpToolsProtocol
 
 
 WAYS: "dict[str, Mapping[str, Callable[[Any], None]]]" = {  # name -> module -> what is changed in it
@@ -100,7 +100,7 @@ WAYS: "dict[str, Mapping[str, Callable[[Any], None]]]" = {  # name -> module -> 
     "text-at-once": {"pilotlight.front.server": value(ACCEPT_SECONDS=0)},
     "no-uvicorn-command": {"uvicorn.config": leave_out_command},
     "uvloop": {"asyncio": use_uvloop},
-    "httptools": {"uvicorn.protocols.http": use_httptools},
+    "httptools": {"pilotlight.front.web": use_httptools},
 }
 
 

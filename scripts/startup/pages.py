@@ -7,9 +7,12 @@ that is called cold without having been looked at is a hot one.
 import ctypes
 import mmap
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,8 @@ from pilotlight.device.read_ahead import POPULATE_READ
 
 SUFFIXES = (".safetensors", ".gguf")  # of files that a start reads at the rate of a disk
 _ATTEMPTS, _PAUSE = 20, 0.05  # a process that has just ended gives its pages back a little later
+
+_COMPUTE = "print(flush=True)\nwhile True: pass"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,7 +51,7 @@ def resident(file: Path) -> tuple[int, int]:
 
 
 def drop(files: Iterable[Path]) -> None:
-    """Out of the page cache, every page. Raises SystemExit where one stays."""
+    """Drops every page of the files from the page cache. Raises SystemExit where one stays."""
     for file in files:
         for attempt in range(_ATTEMPTS):
             let_go(file)
@@ -63,7 +68,7 @@ def drop(files: Iterable[Path]) -> None:
 
 
 def load(files: Iterable[Path]) -> None:
-    """Into the page cache, every page. Raises SystemExit where the machine has no room for them."""
+    """Reads every page of the files into the page cache. Raises SystemExit where they do not all stay there."""
     for file in files:
         there, pages = resident(file)
         if there < pages:
@@ -83,6 +88,20 @@ def read(file: Path) -> float:
         mapping.madvise(mmap.MADV_WILLNEED)
         mapping.madvise(POPULATE_READ)
         return time.monotonic() - begun
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes compute all the while, as those of a start do that import."""
+    with ExitStack() as running:
+        for _ in range(count):
+            process = running.enter_context(
+                subprocess.Popen([sys.executable, "-c", _COMPUTE], stdout=subprocess.PIPE)
+            )
+            running.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
 
 
 def touch(file: Path) -> float:

@@ -1,4 +1,4 @@
-"""Who is started beside each other: our server, other servers, and what a start cannot be shorter than."""
+"""The sides of a comparison of starts: our server, other servers, and baselines that no start can be shorter than."""
 
 import argparse
 import shlex

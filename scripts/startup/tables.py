@@ -83,7 +83,7 @@ def ways(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _longer(other: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """How much, from start to start of the same round: the median, and the middle half of it."""
+    """By how much, compared within each round: the median, and the middle half."""
     if other is ours:
         return ""
     pairs = zip(other["starts"]["first_token"], ours["starts"]["first_token"], strict=True)
@@ -103,9 +103,14 @@ def text(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def growth(result: Mapping[str, Any]) -> Iterator[str]:
-    what = ("load", "machine", "touch", "first_token")
-    yield row(["weights", "pages", "load", "the machine's own read", "one pass over memory", "first token"])
-    yield _rule(6)
+    what = ("load", "machine", "machine_busy", "touch", "first_token")
+    yield row(
+        [
+            *("weights", "pages", "load", "the machine's own read", "beside two busy processes"),
+            *("one pass over memory", "first token"),
+        ]
+    )
+    yield _rule(2 + len(what))
     for state, found in result["pages"].items():
         for point in found["points"]:
             yield row([f"{point['bytes'] / 1e9:.2f} GB", state, *(_ms(point["median"][each]) for each in what)])
@@ -114,8 +119,9 @@ def growth(result: Mapping[str, Any]) -> Iterator[str]:
         lines = found["lines"]
         grows = {name: f"{1000 * lines[name]['s_per_gb']:.1f} (R² {lines[name]['r2']:.3f})" for name in what}
         yield (
-            f"- {state}, ms a GB: load {grows['load']}, the machine's own read {grows['machine']}, of which load is "
-            f"{lines['load_over_machine']:.2f}; first token {grows['first_token']}, beyond the load "
+            f"- {state}, ms a GB: load {grows['load']}; the machine's own read {grows['machine']}, of which load is "
+            f"{lines['load_over_machine']:.2f}; beside two busy processes {grows['machine_busy']}, of which it is "
+            f"{lines['load_over_busy']:.2f}; first token {grows['first_token']}, beyond the load "
             f"{lines['passes']:.1f} passes over memory of {grows['touch']} each."
         )
     yield from _source(result, "Random weights")
@@ -133,7 +139,7 @@ def failures(result: Mapping[str, Any]) -> Iterator[str]:
 def on_a_card(benchmarks: Path) -> Iterator[str]:
     """The budget, and beside it what a gpu_check measured, of the fastest start that is in the page cache."""
     yield from budget.table(
-        {file.stem: json.loads(file.read_text()) for file in sorted(benchmarks.glob("gpu-*.json"))}
+        {file.stem: json.loads(file.read_bytes()) for file in sorted(benchmarks.glob("gpu-*.json"))}
     )
 
 
@@ -146,7 +152,7 @@ def recorded(name: str, rows: Callable[[Mapping[str, Any]], Iterator[str]]) -> T
     def table(benchmarks: Path) -> Iterator[str]:
         file = benchmarks / name
         if file.exists():
-            yield from rows(json.loads(file.read_text()) | {"file": name})
+            yield from rows(json.loads(file.read_bytes()) | {"file": name})
         else:
             yield f"Nothing is recorded in benchmarks/{name} yet."
 
