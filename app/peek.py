@@ -1,8 +1,8 @@
 """What of the settings the first milliseconds need: where to listen, on which device, and which weights to read.
 
 Apart from settings.py, which takes twice as long to import as Python takes to start: the port is open and the engine
-started before the settings are parsed. They are parsed all the same, and what they say counts. Address and device are
-then the same, unless the command line is refused; the weights are a guess, for the page cache.
+started before the settings are parsed. What the parsed settings say counts. Address and device come out the same
+there, unless the command line is refused; the weights are a guess, which only warms the page cache.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""What RunPod sets in a worker's environment, and the names of its vLLM worker, so that a template of that worker
-moves over by its image alone.
+"""What RunPod sets in a worker's environment, and the variables of its vLLM worker: a template that was made for that
+worker runs this server once its image is changed.
 
-Apart from the settings because none of it means anything elsewhere: each of those names is understood here, said to
-have no effect, or refused because leaving it out would change what the endpoint answers. Names and defaults: the
+Apart from the settings because none of it means anything elsewhere. Each of those variables is understood here, or
+ignored with a warning, or refused because ignoring it would change what the endpoint answers. Names and defaults: the
 `.runpod/hub.json`, `docs/configuration.md` and `src/args_builder.py` of runpod-workers/worker-vllm.
 """
 
@@ -47,7 +47,7 @@ _NOTHING = _UNSAID | {"0", "false", "no", "off", "[]", "{}"}
 
 _REVISION = "the cache's main revision is served; name its directory as MODEL_NAME for another"
 
-# Answers would be others without it: what to do instead. With the values that are the worker's own defaults.
+# Ignoring it would change the answers: the worker's own defaults, which are accepted, and what to do instead.
 _REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "ALLOWED_ORIGINS": (('["*"]',), "set PILOTLIGHT_ALLOWED_ORIGINS, separated by commas"),
     "QUANTIZATION": ((), "weights are taken as they are; name a model that is not quantised, and leave it out"),
@@ -75,7 +75,7 @@ _REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "VLLM_CONFIG_FILE": ((), "vLLM's files are not read; set the variables of docs/flags.md"),
 }
 
-# It is about how vLLM works, not about what is answered. With the worker's own defaults, which need no word.
+# About how vLLM works, not about what it answers: the worker's own defaults, which need no warning.
 _WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "ATTENTION_BACKEND": (),
     "BLOCK_SIZE": ("16",),

@@ -59,7 +59,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "elsewhere any 2xx is ready"
         ),
     ] = "503"
-    api_key: Annotated[str | None, Meta(description="key that requests must carry as a bearer token")] = None
+    api_key: Annotated[
+        str | None,
+        Meta(
+            description="key that requests must carry as a bearer token; as a variable it is not seen in the list of "
+            "processes, as a flag it is"
+        ),
+    ] = None
     device: Annotated[
         str,
         Meta(
@@ -142,7 +148,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "info"
 
     def validate(self) -> "Settings":
-        """Checks what one field alone cannot say. Raises UsageError."""
+        """Checks what no field's type can express. Raises UsageError."""
         if not self.model:
             raise UsageError("no model was named: pass a directory or a hub id, or set PILOTLIGHT_MODEL")
         for name in FIELDS:
@@ -200,8 +206,8 @@ def from_kwargs(**values: Any) -> Settings:
 def unknown_variables(environ: Mapping[str, str]) -> str | None:
     """One line about variables that look like settings and are none, or None where there is none.
 
-    A warning, unlike a wrong flag's refusal: Kubernetes sets variables of its own for each service, and what a
-    service's name begins with may be ours.
+    A warning, where a wrong flag is refused: Kubernetes sets variables of its own for each service, and a service's
+    name may begin with our prefix.
     """
     names = [
         name
@@ -215,7 +221,7 @@ def unknown_variables(environ: Mapping[str, str]) -> str | None:
 
 
 def _is_of_kubernetes(name: str, value: str) -> bool:
-    """Whether it is one of those that stand for a service."""
+    """Whether Kubernetes has set a variable, to say where a service is."""
     import re
 
     own = r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$"
@@ -254,6 +260,7 @@ def _parse_flags(argv: Sequence[str]) -> dict[str, Any]:
 
     parser = Parser(
         prog="pilotlight serve",
+        usage="pilotlight serve MODEL [--FLAG VALUE ...]",
         description="Serve a model over the OpenAI API.",
         epilog=f"Each flag is also an environment variable: --max-num-seqs is {env_name('max_num_seqs')}.",
         argument_default=argparse.SUPPRESS,
@@ -267,8 +274,8 @@ def _parse_flags(argv: Sequence[str]) -> dict[str, Any]:
             parser.add_argument(flag(name), dest=name, metavar=_metavar(name), help=_help_line(name))
     known, rest = parser.parse_known_args(argv)
     if rest:
-        known_flags = [flag(name) for name in FIELDS]
-        near = nearest(rest[0].partition("=")[0], known_flags)
+        known_flags = [flag(name).removeprefix("--") for name in FIELDS]  # what all have in common is no likeness
+        near = nearest(rest[0].partition("=")[0].removeprefix("--"), known_flags, "--")
         raise UsageError(f"unknown argument {rest[0]!r}{near or '; pilotlight serve --help lists them'}")
     values = vars(known)
     if "model_argument" in values:
@@ -347,7 +354,8 @@ def _help_line(name: str) -> str:
     default = default_of(name)
     if default is msgspec.NODEFAULT or default is None or default == ():
         return help_of(name).replace("%", "%%")
-    return f"{help_of(name)} (default: {default})".replace("%", "%%")
+    shown = ("off", "on")[default] if is_switch(name) else default
+    return f"{help_of(name)} (default: {shown})".replace("%", "%%")
 
 
 def nearest(word: str, words: Iterable[str], prefix: str = "") -> str:

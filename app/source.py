@@ -55,8 +55,8 @@ def _a_model(model: str, path: Path) -> Path:
 
 
 def expand(text: str) -> Path:
-    """A path as a person writes it. One that cannot be (an unknown ~user, a name too long) is one that is not there:
-    `os.path` says so where `pathlib` raises.
+    """A path as a person writes it. An impossible one (an unknown ~user, a name too long) counts as one that is not
+    there: `os.path` takes it so, where `pathlib` raises.
     """
     return Path(os.path.expanduser(text))
 
@@ -99,7 +99,7 @@ def _cached(model: str, cache: Path) -> Path:
         )
     reference = repository / "refs" / "main"
     if reference.is_file():
-        revision = reference.read_text(errors="replace").strip()
+        revision = reference.read_text(encoding="utf-8", errors="replace").strip()
         if not _REVISION.fullmatch(revision):
             raise ModelNotFoundError(
                 f"{reference}: is damaged: expected the name of a directory in {repository / 'snapshots'}; "

@@ -22,7 +22,7 @@ class Timeline:
     def __init__(self, process: Literal["front", "engine"]) -> None:
         self.process: Literal["front", "engine"] = process
         self.spans: list[Span] = []
-        self.on_begin: Callable[[], None] | None = None  # told when the main thread begins with something new
+        self.on_begin: Callable[[], None] | None = None  # called when the main thread begins a span
 
     @contextmanager
     def span(self, name: str, nbytes: int = 0, *, thread: str = "main", after: str = "") -> Iterator[Span]:
@@ -64,7 +64,7 @@ class Exec(NamedTuple):
 
 
 def exec_time(environ: Mapping[str, str]) -> Exec:
-    """From the environment, else from /proc. What cannot be right there is passed over, with a complaint."""
+    """From the environment, else from /proc. A value there that cannot be right is ignored, with a complaint."""
     text = environ.get(EXEC_TIME, "")
     if not text:
         return Exec(process_start(), "proc")

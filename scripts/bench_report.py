@@ -1,4 +1,4 @@
-"""What stands at the head of every recorded benchmark, and how its JSON is written: the machine, the model's dtype.
+"""The head of every recorded benchmark (the machine, the command, the model's dtype), and how its JSON is written.
 
 Apart, because scripts/bench_serving and scripts/measure_startup record the same.
 """
@@ -17,7 +17,8 @@ CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")  # 
 
 
 def machine() -> dict[str, Any]:
-    cpu = dict(line.split("\t: ", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if "\t: " in line)
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    cpu = dict(line.split("\t: ", 1) for line in lines if "\t: " in line)
     names = {name.strip(): value for name, value in cpu.items()}
     return {
         "cpu": names.get("model name", platform.processor()),
@@ -31,7 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def origin(command: Sequence[str], removed: Sequence[str]) -> dict[str, Any]:
-    """Of a run: how to repeat it, without the variables `removed` of the environment, and when it was."""
+    """How to repeat a run, which variables were `removed` from its environment, and when it was."""
     return {
         "command": shlex.join(command),
         "removed_environment": {name: os.environ[name] for name in removed if name in os.environ},
@@ -40,9 +41,9 @@ def origin(command: Sequence[str], removed: Sequence[str]) -> dict[str, Any]:
 
 
 def dtype_of(model: Path) -> str:
-    """Of the weights: a snapshot's manifest says it, a checkpoint's config."""
+    """The weights' dtype, from a snapshot's manifest or a checkpoint's config."""
     for name, key in (("manifest.json", "dtype"), ("config.json", "dtype"), ("config.json", "torch_dtype")):
-        if (model / name).is_file() and (dtype := json.loads((model / name).read_text()).get(key)):
+        if (model / name).is_file() and (dtype := json.loads((model / name).read_bytes()).get(key)):
             return str(dtype)
     return "unknown"
 
@@ -53,6 +54,6 @@ def write(result: dict[str, Any], output: Path | None) -> None:
     text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text)
+        output.write_text(text, encoding="utf-8")
     else:
         print(text, end="")

@@ -1,5 +1,5 @@
-"""What scripts/bench_serving and scripts/measure_startup start and talk to: a server in processes of its own, over
-HTTP, and its memory."""
+"""The server that scripts/bench_serving and scripts/measure_startup measure: started in processes of its own, asked
+over HTTP, its memory read."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ START_TIMEOUT = 300.0  # s, for a server to accept connections
 
 
 def environment(exec_time: float) -> dict[str, str]:
-    """Of a process that is about to be made: our server takes from it when its start began."""
+    """For a process that is about to be started: it tells our server when its start began."""
     return ENVIRONMENT | {"PILOTLIGHT_EXEC_TIME": repr(exec_time)}
 
 
@@ -71,13 +71,13 @@ class Server:
             time.sleep(0.001)
 
     def check(self) -> None:
-        """Raises SystemExit, with the end of its log, where it has ended or had its time to start."""
+        """Raises SystemExit, with the end of its log, if it has ended or has had its time to start."""
         code = self.process.poll()
         if code is None and time.monotonic() - self.started <= self.timeout:
             return
         self.stop()
         why = f"within {self.timeout:g} s" if code is None else f"and left with code {code}"
-        said = self.log.read_text(errors="replace")[-4000:]
+        said = self.log.read_text(encoding="utf-8", errors="replace")[-4000:]
         raise SystemExit(f"the server did not start {why}: {shlex.join(self.command)}\n{said}")
 
     def processes(self) -> "dict[str, psutil.Process]":
@@ -111,7 +111,7 @@ def first_line(command: list[str]) -> float:
 
 
 class Refused(SystemExit):
-    """Another answer than 200."""
+    """An answer with another status than 200."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(f"the server answered {status}: {why}")
@@ -189,7 +189,7 @@ def memory(pid: int) -> dict[str, float]:
     """Of one process, in MB: the peak of its resident set, and what is resident and proportional now."""
     fields: dict[str, float] = {}
     for source, names in (("status", ("VmHWM", "RssAnon")), ("smaps_rollup", ("Rss", "Pss", "Pss_Anon"))):
-        for line in Path(f"/proc/{pid}/{source}").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/{source}").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
             if name in names:
                 fields[name] = round(int(value.split()[0]) / 1000, 1)

@@ -5,6 +5,7 @@ Each side is asked in the same way: `generate` gives the times of a batch of pro
 
 import argparse
 import asyncio
+import contextlib
 import json
 import shlex
 import statistics
@@ -33,7 +34,7 @@ class Side(Protocol):
     name: str
 
     def takes(self, streams: int) -> bool:
-        """Whether it is the one of its name to be asked for so many streams."""
+        """Whether this side is measured with so many streams: several servers of one name may share them out."""
 
     def generate(self, prompts: list[list[int]], tokens: int) -> Times:
         """One answer of `tokens` tokens a prompt."""
@@ -128,13 +129,15 @@ class PeerServer:
 
     @classmethod
     def parse(cls, text: str) -> "PeerServer":
-        head, equals, command = text.partition("=")
+        head, _, command = text.partition("=")
         name, _, streams = head.partition("@")
-        if not name or not equals or "{port}" not in command:
-            raise argparse.ArgumentTypeError(
-                f"{text!r}: expected NAME=COMMAND or NAME@1,8=COMMAND, with {{port}} in COMMAND"
-            )
-        return cls(name, frozenset(map(int, streams.split(","))) if streams else frozenset(), shlex.split(command))
+        with contextlib.suppress(ValueError):  # of streams that are no numbers, of a quote that is not closed
+            if name and "{port}" in command:
+                counts = frozenset(map(int, streams.split(","))) if streams else frozenset[int]()
+                return cls(name, counts, shlex.split(command))
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected NAME=COMMAND or NAME@1,8=COMMAND, with {{port}} in COMMAND"
+        )
 
     def start(self, log: Path) -> Http:
         server = Server(self.command, log)

@@ -10,12 +10,17 @@ def insert(page: str, results: Mapping[str, dict[str, Any]]) -> str:
 
 
 def between(page: str, name: str, text: str) -> str:
-    """`page` with `text`, of whole lines, between the two comments that carry `name`; unchanged without them."""
+    """`page` with `text`, of whole lines, between the two comments that carry `name`; unchanged without them.
+
+    Raises SystemExit where the second comment is missing: all that stands behind the first would be lost.
+    """
     begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
-    if begin not in page:
+    before, begins, rest = page.partition(begin)
+    if not begins:
         return page
-    before, _, rest = page.partition(begin)
-    _, _, after = rest.partition(end)
+    _, ends, after = rest.partition(end)
+    if not ends:
+        raise SystemExit(f"a page has <!-- {name}:begin --> and no <!-- {name}:end --> after it; put it back")
     return before + begin + text + end + after
 
 

@@ -51,7 +51,8 @@ find_python() {
 }
 
 # install EXTRA...: the project, editable, with these extras at the versions of constraints.txt. Does nothing where
-# the last install had them and neither pyproject.toml nor constraints.txt has changed since.
+# the last install had them and neither pyproject.toml nor constraints.txt has changed since, nor has a `pip install .`
+# put a copy of the sources in its place.
 install() {
   local stamp=$VENV/.installed state extras wanted='' extra
   if [ -e "$VENV" ] && [ ! -f "$VENV/pyvenv.cfg" ]; then
@@ -69,7 +70,8 @@ install() {
   fi
   state=$({ printf '%s\n' "$ROOT"; cat pyproject.toml constraints.txt; } | sha256sum)
   extras=
-  if [ -f "$stamp" ] && [ "$(sed -n 1p "$stamp")" = "$state" ]; then
+  if [ -f "$stamp" ] && [ "$(sed -n 1p "$stamp")" = "$state" ] &&
+    ! compgen -G "$VENV/lib/python3*/site-packages/pilotlight/__init__.py" >/dev/null; then
     extras=$(sed -n 2p "$stamp")
   fi
   for extra in "$@"; do
@@ -102,7 +104,7 @@ build_demo_model() {
   DEMO_SNAPSHOT=$DEMO_MODEL
   [ "$dtype" = bfloat16 ] || DEMO_SNAPSHOT=$DEMO_MODEL-$dtype
   [ ! -f "$DEMO_SNAPSHOT/manifest.json" ] || return 0
-  say "Getting the demo model, SmolLM2-135M-Instruct (93 MB)"
+  say "Getting the demo model, SmolLM2-135M-Instruct (98 MB)"
   gguf=$("$VENV/bin/python" scripts/get_demo_model models)
   say "Building its snapshot in $DEMO_SNAPSHOT"
   "$VENV/bin/pilotlight" build snapshot "$gguf" --dtype "$dtype" -o "$DEMO_SNAPSHOT" >&2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pilotlight.device.cuda.launch import Gpu
-from pilotlight.errors import UsageError
+from pilotlight.errors import EXIT_USAGE, UsageError
 from pilotlight.model.families import describe
 from scripts.gpu import cards, shapes
 from scripts.gpu.paper import PaperDevice, PaperStep, Work, decode_step, paper_weights, prefill_step, step_works
@@ -213,7 +213,7 @@ def test_a_table_says_that_nothing_was_measured(model: Path) -> None:
 )
 def test_what_is_not_known_is_one_line(arguments: list[str], words: str) -> None:
     done = roofline(*arguments)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
     assert done.stderr.startswith("roofline: ")
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import json
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from pilotlight.settings import from_args
 
 ROOT = Path(__file__).parent.parent
 SHELL_SCRIPTS = [path for path in ROOT.glob("scripts/*") if path.is_file() and b"bash" in path.read_bytes()[:20]]
@@ -109,6 +112,12 @@ def test_environment_that_is_up_to_date_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / ".installed").write_text("of another constraints.txt\nbuild,test,reference\n")
     changed = in_bash("install build", VENV=str(tmp_path))
     assert changed.stderr.splitlines()[-1] == "-m pip install -c constraints.txt -e .[build]"
+    assert in_bash("install build", VENV=str(tmp_path)).stderr == ""
+    copy = tmp_path / "lib" / "python3.12" / "site-packages" / "pilotlight"  # of a `pip install .`
+    copy.mkdir(parents=True)
+    (copy / "__init__.py").touch()
+    again = in_bash("install build", VENV=str(tmp_path))
+    assert again.stderr.splitlines()[-1] == "-m pip install -c constraints.txt -e .[build]"
 
 
 # --- the demo model ------------------------------------------------------------------------------------------
@@ -158,8 +167,44 @@ def test_help_is_shown_and_nothing_else_done(script: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert f"usage: scripts/{script}" in done.stdout
     done = run(sys.executable, f"scripts/{script}", "--nope")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert f"usage: scripts/{script}" in done.stderr
+
+
+def test_lock_takes_no_argument_that_it_does_not_know() -> None:
+    done = run("bash", "scripts/lock", "--help")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "usage: scripts/lock [--upgrade]\n")
+
+
+def test_plots_without_matplotlib_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ImportError")
+    done = run(sys.executable, "scripts/plot_benchmarks", PYTHONPATH=str(tmp_path))
+    told = "plot_benchmarks: needs the reference extra: pip install -e '.[reference]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["bench_serving", "models", "--rounds", "0"], "--rounds: expected a whole number, 1 or more, found '0'"),
+        (["bench_serving", "models", "--streams", "0"], "--streams: expected a whole number, 1 or more, found '0'"),
+        (["bench_serving", "models", "--peer", "a@x=run {port}"], "--peer: 'a@x=run {port}': expected NAME=COMMAND"),
+        (["bench_serving", "models", "--peer", "a=run '{port}"], '--peer: "a=run \'{port}": expected NAME=COMMAND'),
+        (["roofline", "x", "H100", "--batch", "0"], "--batch: expected a whole number, 1 or more, found '0'"),
+        (["roofline", "x", "H100", "--before", "-1"], "--before: expected a whole number, 0 or more, found '-1'"),
+        (["measure_startup", "text", "x"], "NAME=DIRECTORY: expected NAME=DIRECTORY, found 'x'"),
+        (["measure_startup", "growth", "--gigabytes", "0"], "--gigabytes: expected a number above 0, found '0'"),
+        (["measure_startup", "failures", "--starts", "0"], "--starts: expected a whole number, 1 or more, found '0'"),
+        (["prove", "tokenizers", "=x"], "NAME=DIRECTORY: expected NAME=DIRECTORY, found '=x'"),
+        (["prove", "mutants", "--jobs", "0"], "--jobs: expected a whole number, 1 or more, found '0'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_done_is_refused_by_its_argument(command: list[str], reason: str) -> None:
+    script, *arguments = command
+    done = run(sys.executable, f"scripts/{script}", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"error: argument {reason}" in done.stderr.splitlines()[-1]
 
 
 # --- the curl line -------------------------------------------------------------------------------------------
@@ -210,6 +255,12 @@ def test_curl_line_fits_the_flags(slow_server: int) -> None:
     assert words[2:6] == ["-H", "Content-Type: application/json", "-H", "Authorization: Bearer k y"]
     assert words[6] == "-d"
     assert json.loads(words[7])["model"] == "it's"
+
+
+def test_curl_line_for_an_address_of_ipv6() -> None:
+    curl = runpy.run_path(str(ROOT / "scripts" / "print_curl"))["curl"]
+    line = curl("::1", from_args(["m", "--port", "9"], {}))
+    assert line.startswith("curl 'http://[::1]:9/v1/chat/completions' ")
 
 
 def test_curl_line_names_the_model_itself_without_a_served_name(slow_server: int) -> None:

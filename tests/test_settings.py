@@ -253,8 +253,9 @@ def test_unknown_flag_is_refused_with_the_nearest_right_name(typed: str, nearest
     assert refusal("m", typed) == f"unknown argument {typed!r}; did you mean {nearest}?"
 
 
-def test_unknown_flag_far_from_any_is_refused_without_a_guess() -> None:
-    assert refusal("m", "--xyzzy") == "unknown argument '--xyzzy'; pilotlight serve --help lists them"
+@pytest.mark.parametrize("typed", ["--xyzzy", "--enable-lora", "--trust-remote-code", "--root-path=/x"])
+def test_unknown_flag_far_from_any_is_refused_without_a_guess(typed: str) -> None:
+    assert refusal("m", typed) == f"unknown argument {typed!r}; pilotlight serve --help lists them"
 
 
 def test_flag_is_not_taken_by_its_beginning() -> None:
@@ -299,6 +300,7 @@ def test_help_shows_every_setting_with_its_default(capsys: pytest.CaptureFixture
     for name in FIELDS:
         assert flag(name) in text
     assert f"(default: {default_of('max_num_seqs')})" in text
+    assert "prompts that begin alike (default: on)" in text
     assert "PILOTLIGHT_MAX_NUM_SEQS" in text
 
 

@@ -1,4 +1,4 @@
-"""How numbers stand in a source file and in a snapshot: decoding to float32, encoding to a snapshot's dtypes.
+"""How numbers are encoded in a source file and in a snapshot: decoding to float32, encoding to a snapshot's dtypes.
 
 Plain floats are here; blocks of quantized numbers, as GGUF has them, are in quants.py.
 """

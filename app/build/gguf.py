@@ -22,7 +22,7 @@ _MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
 _SCALARS = {0: "B", 1: "b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-# enum ggml_type: the name stands at its number; numbers that were given up are empty
+# enum ggml_type: each name at its number; numbers that are no longer used are empty
 _TYPES = (
     *("F32", "F16", "Q4_0", "Q4_1", "", "", "Q5_0", "Q5_1", "Q8_0", "Q8_1"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S"),
@@ -170,13 +170,16 @@ def _unique(what: str, count: int, read: Callable[[], tuple[str, Any]]) -> dict[
 def _check_kinds(metadata: Mapping[str, Any]) -> None:
     for key, expected in _KEYS.items():
         value = metadata.get(key)
-        if value not in (None, []) and _kind(value) != expected:
+        is_empty_list = value == [] and expected.startswith("list of ")
+        if value is not None and not is_empty_list and _kind(value) != expected:
             raise _Invalid(f"its metadata's {key} is {repr(value)[:40]}, expected {expected}")
 
 
 def _kind(value: Any) -> str:
-    """ "int", "list of str": an array has items of one type."""
-    return f"list of {_kind(value[0])}" if isinstance(value, list) else type(value).__name__
+    """ "int", "list of str": an array has items of one type. Of an empty one: "list"."""
+    if isinstance(value, list):
+        return f"list of {_kind(value[0])}" if value else "list"
+    return type(value).__name__
 
 
 _Info = tuple[tuple[int, ...], int, int]  # shape, number of the encoding, offset in the data

@@ -161,11 +161,16 @@ def _llama3_scaling(gguf: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
     with open(gguf.file, "rb") as stream:
         stream.seek(tensor.offset)
         stored = decode(np.frombuffer(stream.read(tensor.nbytes), np.uint8), "F32")
+    theta = config["rope_theta"]
+    if not theta > 0:
+        raise ModelDataError(
+            f"{gguf.file}: its metadata's llama.rope.freq_base is {theta}, expected a number above 0"
+        )
     scaling = {"rope_type": "llama3", "factor": float(stored.max(initial=1.0)), **_LLAMA3}
     low, high, original = _LLAMA3.values()
     expected = []
     for index in range(len(stored)):
-        turns = original / (2 * math.pi * config["rope_theta"] ** (index / len(stored)))
+        turns = original / (2 * math.pi * theta ** (index / len(stored)))
         smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
         expected.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
     if not np.allclose(stored, expected, rtol=1e-3):

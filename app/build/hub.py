@@ -48,7 +48,10 @@ def _failure(model: str, error: Exception) -> PilotlightError:
         return ModelNotFoundError(
             f"{model}: the hub has no such model, or it is private and needs HF_TOKEN ({reason})"
         )
-    return UnavailableError(f"{model}: is no file or directory here, and cannot be downloaded ({reason})")
+    return UnavailableError(
+        f"{model}: is no file or directory here, and cannot be downloaded ({reason}); without the hub, copy the "
+        "model's directory or GGUF file to this machine and name that, or name a mirror in HF_ENDPOINT"
+    )
 
 
 def _cause(error: BaseException) -> str:

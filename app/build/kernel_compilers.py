@@ -1,6 +1,6 @@
 """The compilers, all from wheels of the kernels extra: NVRTC (CUDA C++ to PTX) and ptxas (PTX to a cubin).
 
-They alone know of processes, libraries and headers. Everything they refuse is a KernelError with the place first.
+Nothing else knows of their processes, libraries and headers. What they refuse is a KernelError, with the place first.
 """
 
 import hashlib
@@ -164,7 +164,7 @@ def _ptxas(
 ) -> tuple[bytes, "subprocess.CompletedProcess[str]"]:
     """The cubin, empty where there is none. Names are relative, so that no path of this machine gets into it."""
     with tempfile.TemporaryDirectory(prefix="pilotlight-") as directory:
-        (Path(directory) / f"{module}.ptx").write_text(text)
+        (Path(directory) / f"{module}.ptx").write_text(text, encoding="utf-8")
         done = subprocess.run(
             [program("ptxas"), *options, "-arch", architecture, f"{module}.ptx", "-o", f"{module}.cubin"],
             cwd=directory,

@@ -1,4 +1,4 @@
-"""Reads and settles the text of PTX: its entries and their parameters, its version, the file names in it.
+"""Reads PTX, its entries and their parameters, and makes its text, version and file names the same on every machine.
 
 Apart from the compilers, since all of it is text in and data out.
 """

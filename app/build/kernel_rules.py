@@ -1,4 +1,4 @@
-"""What every kernel must keep, checked on its PTX and on what ptxas made of it. Each breach is one line.
+"""The rules for every kernel, checked on its PTX and on what ptxas made of it. Each breach is one line.
 
 The rules on text follow values through an entry's virtual registers; those on usage are the hardware's arithmetic.
 """

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from ..command_line import Parser
 from ..errors import KernelError, UnavailableError, UsageError
 from ..source import expand
 from . import kernel_ptx
@@ -75,40 +76,40 @@ def build_kernels(source: Path, output: Path, only: Sequence[str] = ()) -> list[
 def stale_modules(source: Path, output: Path) -> list[str]:
     """Modules whose part of `output` is missing, changed, or made from other sources. Needs no compiler."""
     sources = Sources(source)
-    standing = _read_manifest(output)["modules"]
+    recorded = _read_manifest(output)["modules"]
     names = set(sources.modules())
     return sorted(
         name
-        for name in names | set(standing) | {file.stem for file in output.glob("*.ptx")}
+        for name in names | set(recorded) | {file.stem for file in output.glob("*.ptx")}
         if name not in names
-        or name not in standing
-        or standing[name]["sources_sha256"] != sources.digest(name)
-        or not _intact(output, name, standing[name])
+        or name not in recorded
+        or recorded[name]["sources_sha256"] != sources.digest(name)
+        or not _intact(output, name, recorded[name])
     )
 
 
 def _update(sources: Sources, output: Path, compilers: dict[str, str], wanted: set[str]) -> list[str]:
     manifest = _read_manifest(output)
-    standing: dict[str, Document] = manifest["modules"]
+    recorded: dict[str, Document] = manifest["modules"]
     same_compilers = manifest["compilers"] == compilers
     # Taken first: what is edited while it compiles is stale afterwards.
     digests = {name: sources.digest(name) for name in sources.modules()}
     kept: dict[str, Module] = {}
     texts: dict[str, str | None] = {}  # of the modules to make; None where the text is to be compiled too
     for name, digest in digests.items():
-        document = standing.get(name)
+        document = recorded.get(name)
         if document is None or not _intact(output, name, document):
             if name in wanted:
                 texts[name] = None
             continue
         current = same_compilers and document["sources_sha256"] == digest
-        if name not in wanted or (current and _cubins_stand(output, name, document)):
-            kept[name] = _standing_module(output, name, document)
+        if name not in wanted or (current and _has_cubins(output, name, document)):
+            kept[name] = _kept_module(output, name, document)
         else:
-            texts[name] = (output / f"{name}.ptx").read_text() if current else None
+            texts[name] = (output / f"{name}.ptx").read_text(encoding="utf-8") if current else None
     if kept and not same_compilers:
         raise UsageError(f"{', '.join(kept)} came from other compilers: build all modules at once")
-    if not texts and set(standing) == set(kept):
+    if not texts and set(recorded) == set(kept):
         return []
     made = _make(sources, texts)
     modules = kept | {name: _module(name, text, cubins, digests[name]) for name, (text, cubins) in made.items()}
@@ -213,7 +214,7 @@ def _refuse(breaches: Iterator[str]) -> None:
         raise KernelError("\n".join(found[:10] + more))
 
 
-# --- what stands ---------------------------------------------------------------------------------------------
+# --- what is already there -------------------------------------------------------------------------------------
 
 
 def _read_manifest(output: Path) -> Document:
@@ -236,20 +237,20 @@ def _intact(output: Path, name: str, document: Document) -> bool:
     return file.is_file() and _sha256(file.read_bytes()) == document["ptx_sha256"]
 
 
-def _cubins_stand(output: Path, name: str, document: Document) -> bool:
+def _has_cubins(output: Path, name: str, document: Document) -> bool:
     return set(document["cubins"]) == set(ARCHITECTURES) and all(
         (file := output / architecture / f"{name}.cubin").is_file() and _sha256(file.read_bytes()) == cubin["sha256"]
         for architecture, cubin in document["cubins"].items()
     )
 
 
-def _standing_module(output: Path, name: str, document: Document) -> Module:
+def _kept_module(output: Path, name: str, document: Document) -> Module:
     cubins = {
         architecture: file.read_bytes()
         for architecture in document["cubins"]
         if (file := output / architecture / f"{name}.cubin").is_file()
     }
-    return Module((output / f"{name}.ptx").read_text(), cubins, document)
+    return Module((output / f"{name}.ptx").read_text(encoding="utf-8"), cubins, document)
 
 
 @contextlib.contextmanager
@@ -304,14 +305,9 @@ def _progress(total: int) -> Iterator[Callable[[], object]]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise UsageError(f"build kernels: {message}")
-
     parser = Parser(
-        prog="pilotlight build kernels",
-        description="Compile the CUDA kernels to PTX, and to a cubin per architecture; only what has changed.",
-        allow_abbrev=False,
+        "pilotlight build kernels",
+        "Compile the CUDA kernels to PTX, and to a cubin per architecture; only what has changed.",
     )
     parser.add_argument("modules", metavar="MODULE", nargs="*", help="look at these only (default: all)")
     parser.add_argument(

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
 
+from ..command_line import Parser
 from ..device.native_library import directory, library_name, load
 from ..errors import UnavailableError, UsageError
 from ..source import expand
@@ -68,8 +68,8 @@ def _loads(library: Path) -> bool:
 def build_native(source: Path, library: Path, extra: Sequence[str] = (), *, anew: bool = False) -> bool:
     """Brings `library` up to date with the *.cpp in `source`; whether there was anything to do.
 
-    `extra` are further options of compiler and linker, such as a sanitizer's. `anew`: whatever stands there. On any
-    failure what stood there stays.
+    `extra` are further options of compiler and linker, such as a sanitizer's. `anew`: even if it is up to date. A
+    library that is there stays if anything fails.
     Raises UnavailableError without a compiler, KernelError for what does not compile.
     """
     units = sorted(source.glob("*.cpp"))
@@ -79,7 +79,7 @@ def build_native(source: Path, library: Path, extra: Sequence[str] = (), *, anew
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with _alone(library.parent):
-            if stands(library, digest) and not anew:
+            if was_built_from(library, digest) and not anew:
                 return False
             with tempfile.TemporaryFile(dir=library.parent):  # whether it may be written, before what takes long
                 pass
@@ -95,16 +95,17 @@ def build_native(source: Path, library: Path, extra: Sequence[str] = (), *, anew
 
 def is_current(source: Path, library: Path) -> bool:
     """Whether the library is there and was made from these very sources."""
-    return stands(library, _digest(source))
+    return was_built_from(library, _digest(source))
 
 
-def stands(library: Path, digest: str) -> bool:
+def was_built_from(library: Path, digest: str) -> bool:
+    """Whether the library is there and names `digest`, that of its sources and options."""
     return library.is_file() and digest.encode() in library.read_bytes()
 
 
 def _build(units: Sequence[Path], library: Path, digest: str, extra: Sequence[str], scratch: Path) -> None:
     named = scratch / "built_from.cpp"
-    named.write_text(_DIGEST_UNIT.format(digest))
+    named.write_text(_DIGEST_UNIT.format(digest), encoding="utf-8")
     units = [*units, named]
     objects = [scratch / f"{unit.stem}.o" for unit in units]
 
@@ -145,14 +146,9 @@ def _alone(place: Path) -> Iterator[None]:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise UsageError(f"build native: {message}")
-
     parser = Parser(
-        prog="pilotlight build native",
-        description="Compile the CPU device's library with this machine's C++ compiler; only where it has changed.",
-        allow_abbrev=False,
+        "pilotlight build native",
+        "Compile the CPU device's library with this machine's C++ compiler; only where it has changed.",
     )
     parser.add_argument("--source", metavar="DIR", help="the *.cpp (default: those of this installation)")
     parser.add_argument("-o", "--output", metavar="DIR", help="where a server looks for it (default)")

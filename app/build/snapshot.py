@@ -12,12 +12,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from safetensors import safe_open
 
 from .. import __version__
+from ..command_line import Parser
 from ..device.layout import WeightDtype
 from ..errors import ModelDataError, UnavailableError, UsageError
 from ..model.checkpoint import (
@@ -34,7 +36,7 @@ from ..settings import parse_size
 from ..source import expand
 from .hub import NEEDS_EXTRA
 from .sources import TOKENIZER, Source, open_source
-from .tokenizer import stands, write_mapped
+from .tokenizer import is_mapped, write_mapped
 from .weights import Report, Shard, plan_shards, write_weights
 from .writer import check_space, replacing, write_document, write_json
 
@@ -76,7 +78,7 @@ def build_snapshot(
     force: bool = False,
     say: Callable[[str], object] = lambda line: None,
 ) -> bool:
-    """Makes the snapshot of `source` at `output`; False where it stands there already.
+    """Makes the snapshot of `source` at `output`; False where it is there already.
 
     dtype: "float32", "float16", "bfloat16", "int8" (matrices, with a scale for each row; vectors are float32), or
     "auto" for the source's own (float32 for a quantized GGUF, which alone holds its numbers exactly). `shard_bytes`:
@@ -92,8 +94,8 @@ def build_snapshot(
     try:
         with bar_class(total=total, unit="B", unit_scale=True, delay=1, desc=output.name) as bar:
             manifest = _manifest(found, target, shards, bar.update)
-            if _stands(output, found, manifest, force):
-                if not stands(output / TOKENIZER):  # a snapshot of an earlier version
+            if _is_built(output, found, manifest, force):
+                if not is_mapped(output / TOKENIZER):  # a snapshot of an earlier version
                     say(f"{output}: {write_mapped(output / TOKENIZER)}")
                 return False
             check_space(output, sum(shard.header.file_size for shard in shards))
@@ -122,14 +124,9 @@ def _terminated(*_: object) -> NoReturn:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise UsageError(f"build snapshot: {message}")
-
     parser = Parser(
-        prog="pilotlight build snapshot",
-        description="Turn a checkpoint into a snapshot: one directory that loads by a few large copies.",
-        allow_abbrev=False,
+        "pilotlight build snapshot",
+        "Turn a checkpoint into a snapshot: one directory that loads by a few large copies.",
     )
     parser.add_argument("source", metavar="SOURCE", help="Hugging Face directory, hub id (owner/name) or GGUF file")
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="directory to make")
@@ -151,13 +148,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _bytes(text: str) -> int:
-    number = parse_size(text)
-    if number <= 0:
-        raise ValueError
-    return number
-
-
-_bytes.__name__ = "number of bytes"  # what argparse calls it in its refusal
+    with suppress(ValueError):
+        if (number := parse_size(text)) > 0:
+            return number
+    raise argparse.ArgumentTypeError(f"expected a number of bytes, such as 2000M or 2G, found {text!r}")
 
 
 def _progress_bar() -> Any:
@@ -206,13 +200,13 @@ def _manifest(source: Source, dtype: WeightDtype, shards: Sequence[Shard], repor
 
 
 def _about_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What it records of each weights file."""
+    """What the manifest records of each weights file."""
     weights = manifest["weights"]
     return weights if isinstance(weights, list) else [weights]
 
 
-def _stands(output: Path, source: Source, manifest: Mapping[str, Any], force: bool) -> bool:
-    """Whether `output` is already what is to be made. Raises UsageError where it is anything else and in the way."""
+def _is_built(output: Path, source: Source, manifest: Mapping[str, Any], force: bool) -> bool:
+    """Whether `output` holds this snapshot already. Raises UsageError where something else is in the way."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False
     if not output.is_dir() or not (output / MANIFEST).exists() or not is_snapshot(output):
@@ -224,7 +218,7 @@ def _stands(output: Path, source: Source, manifest: Mapping[str, Any], force: bo
 
 
 def _difference(output: Path, source: Source, manifest: Mapping[str, Any]) -> str | None:
-    """What sets the snapshot that stands there apart, None for nothing: its data too is hashed."""
+    """How the snapshot that is there differs, None where it does not. Its data is hashed too."""
     try:
         standing = read_manifest(output)
     except ModelDataError as error:

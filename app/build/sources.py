@@ -1,4 +1,4 @@
-"""What a snapshot can be made from, seen alike: a Hugging Face directory, a hub id, a GGUF file."""
+"""What a snapshot is made from, behind one interface: a Hugging Face directory, a hub id or a GGUF file."""
 
 import json
 import os

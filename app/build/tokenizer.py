@@ -74,8 +74,8 @@ def write_mapped(tokenizer_json: Path) -> str:
     return f"{file.name}: {library.get_vocab_size()} tokens, {file.stat().st_size / 1e6:.1f} MB"
 
 
-def stands(tokenizer_json: Path) -> bool:
-    """Whether a mapped form that can be used stands beside it."""
+def is_mapped(tokenizer_json: Path) -> bool:
+    """Whether a mapped form that can be used lies beside it."""
     with suppress(InvalidTablesError):
         read_tables(tokenizer_json.with_name(mapped_file.NAME), tokenizer_json)
         return True
@@ -189,7 +189,7 @@ def _joins(results: Iterable[str]) -> NDArray[np.uint64]:
 
 
 def _whole_words(model: models.BPE, vocabulary: Mapping[str, int]) -> dict[str, int]:
-    """With `ignore_merges` a word that is a token is that token: those that their merges do not make so."""
+    """With `ignore_merges` a word that is a token becomes it at once: the tokens that merges alone would not give."""
     model.ignore_merges = False
     try:
         return {

@@ -1,4 +1,4 @@
-"""A snapshot's weights: which tensors stand in which file, and their bytes in the snapshot's dtype.
+"""A snapshot's weights: which tensors are in which file, and their bytes in the snapshot's dtype.
 
 Apart from the writer, which puts files of any kind in place.
 """

@@ -1,4 +1,4 @@
-"""The wheel's tag: one that carries the CPU library is of this machine's platform, any other one of them all.
+"""The wheel's tag: this machine's platform if the wheel carries the CPU library, else any platform.
 
 Apart because setuptools alone imports it, as pyproject.toml says, when the package itself is built.
 """

@@ -1,4 +1,4 @@
-"""Writes a snapshot's files beside their final place and puts them there when all are whole and on the disk."""
+"""Writes a snapshot's files beside their final place, and moves them there once all are complete and on the disk."""
 
 import contextlib
 import fcntl
@@ -62,7 +62,7 @@ def write_json(file: Path, document: Mapping[str, Any]) -> None:
 
 
 def sync(out: Any) -> None:
-    """Onto the disk."""
+    """Has what was written on the disk before it returns."""
     out.flush()
     os.fsync(out.fileno())
 

@@ -1,6 +1,6 @@
 """Cloud Run: a service for `gcloud run services replace`, with one GPU to a replica.
 
-Its concurrency is a limit and the target of its scaling in one; PORT is its own to set.
+Its concurrency is both a limit and the target of its scaling; Cloud Run sets PORT itself.
 """
 
 from typing import Any

@@ -7,9 +7,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from ..errors import UnavailableError, UsageError
+from ..command_line import Parser
+from ..errors import UnavailableError
 from . import cloudrun, compose, knative, modal, runpod
 from .push import push
 from .reading import Deployment, read_deployment
@@ -61,16 +61,12 @@ def _write(rendering: Rendering, output: str | None) -> None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise UsageError(f"deploy: {message}")
-
-    parser = Parser(prog="pilotlight deploy", description="Deploy by one description.", allow_abbrev=False)
+    parser = Parser("pilotlight deploy", "Deploy by one description.")
     actions = parser.add_subparsers(dest="action", metavar="render|push", required=True)
-    render = actions.add_parser("render", help="write a platform's own form", allow_abbrev=False)
+    render = actions.add_parser("render", help="write a platform's own form")
     render.add_argument("--target", choices=TARGETS, required=True, help="platform")
     render.add_argument("-o", "--output", metavar="FILE", help="file to write (default: stdout)")
-    send = actions.add_parser("push", help="create the endpoint by the platform's API", allow_abbrev=False)
+    send = actions.add_parser("push", help="create the endpoint by the platform's API")
     send.add_argument("--target", choices=("runpod",), required=True, help="platform")
     send.add_argument("--yes", action="store_true", help="send the request; without it, it is only shown")
     for action in (render, send):

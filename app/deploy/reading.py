@@ -1,7 +1,7 @@
 """A file becomes a `Deployment`, or an error that names the line: past here every value is there and in range.
 
-What one field alone can say stands in `description`; here is what fields say together, and what the server itself
-would refuse: its variables are checked by the server's own settings.
+`description` checks each field alone. Here are the checks of fields together, and of what the server itself would
+refuse: its variables are checked by the server's own settings.
 """
 
 import ipaddress

@@ -69,8 +69,10 @@ def _read_templates(directory: Path, tokenizer_config: Mapping[str, Any], given:
     if given is not None:
         try:
             return {"default": Path(given).read_text(encoding="utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--chat-template {given}: cannot be read ({error})") from None
+        except OSError as error:
+            raise UsageError(f"--chat-template {given}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise UsageError(f"--chat-template {given}: is not UTF-8 (byte {error.start})") from None
     files = {"default": directory / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     templates = {name: _read_text(file) for name, file in files.items() if file.is_file()}
@@ -130,8 +132,15 @@ def _read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file; {} where there is none."""
     if not file.is_file():
         return {}
+    text = _read_text(file)
     try:
-        value = json.loads(_read_text(file))
+        value = json.loads(text)
+        if "\\ud" in text.lower():  # Python takes half a surrogate pair, which no text can hold
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ModelDataError(
+            f"{file}: has half of a surrogate pair in an escape (\\ud800), expected characters"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise ModelDataError(f"{file}: is not JSON ({str(error)[:80]})") from None
     if not isinstance(value, dict):

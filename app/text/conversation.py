@@ -1,8 +1,8 @@
 """A conversation as clients send it, put into the form that a model's template can read.
 
 Templates differ in what they take: content as a string or as parts, tool arguments as a mapping or as text, a
-missing content as absent, null or blank. What one takes is found by rendering a few short trials, which holds for
-any way of writing a template.
+missing content as absent, null or blank. What a template takes is found by rendering a few short trials, however it
+is written.
 """
 
 import json
@@ -36,7 +36,7 @@ class Traits:
 
 
 def find_traits(render: Callable[..., str | None], source: str) -> Traits:
-    """By trials. `render(messages, tools=…)` gives None where the template fails."""
+    """Found by trials; `render(messages, tools=…)` returns None where the template fails."""
     as_string = _written(render([{"role": "user", "content": "zqtext"}]), "zqtext")
     as_parts = _written(render([{"role": "user", "content": [{"type": "text", "text": "zqtext"}]}]), "zqtext")
     # A template that prints a list as Python does writes the text too, but not the same prompt.

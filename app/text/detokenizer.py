@@ -1,4 +1,4 @@
-"""Tokens to text as they come: the pushes joined are the decode of the whole, wherever the sequence is split.
+"""Tokens become text as they come: the pieces, joined, are the decoded whole, wherever the sequence is split.
 
 Each of the three decoding schemes has its own stream; all are O(1) a token. No text is given out that a later token
 could still change.

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 
 def import_library() -> "type[Library]":
-    """The library's class. Its thread pool would serve one text at a time here; without it, encoding stays in its
-    thread."""
+    """The library's class, without its thread pool: here each text is encoded in its caller's thread."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer as Library
 

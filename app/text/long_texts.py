@@ -32,6 +32,7 @@ class LongTexts:
         self._file = tokenizer_json
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., LongTexts] | None = None  # its end: called, or with this object's
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int] | None:
         """None where no process could be had, or it died: then the text is still to be encoded."""
@@ -46,14 +47,12 @@ class LongTexts:
                     return None
                 with suppress(OSError, EOFError):
                     return _ask(process, request, add_special_tokens)
-                _end(process)
-                self._process = None
+                self._drop()
         return None
 
     def _running(self) -> "subprocess.Popen[bytes] | None":
         if self._process is not None and self._process.poll() is not None:
-            _end(self._process)
-            self._process = None
+            self._drop()
         if self._process is None:
             import subprocess
 
@@ -71,19 +70,21 @@ class LongTexts:
                 )
             except OSError:
                 return None
-            weakref.finalize(self, _end, self._process)
+            self._end = weakref.finalize(self, _end, self._process)
         return self._process
+
+    def _drop(self) -> None:
+        """Ends the process, and forgets it: the next text gets another."""
+        if self._end is not None:
+            self._end()
+        self._process = self._end = None
 
 
 def _command() -> list[str]:
-    """How this interpreter runs this module, wherever it was itself imported from."""
-    # `python -m` puts the working directory in front of every library: right only if we came from there ourselves.
-    try:
-        here = os.getcwd()
-    except FileNotFoundError:
-        here = ""
-    safe = [] if here in sys.path or "" in sys.path else ["-P"]
-    return [sys.executable, *safe, "-m", __name__]
+    """Runs this module; the tokenizer's file and the special tokens follow."""
+    from ..interpreter import module_command
+
+    return module_command(__name__)
 
 
 def _ask(process: "subprocess.Popen[bytes]", request: bytes, add_special_tokens: bool) -> list[int]:

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_mapped(tokenizer_json: Path) -> "MappedVocabulary | None":
-    """The vocabulary of the file beside `tokenizer_json`; None where there is none, or none to trust, which is told.
+    """The vocabulary of the file beside `tokenizer_json`; None where there is none or, with a warning, none to trust.
 
     Raises nothing: tokenizer.json holds all that the file does.
     """

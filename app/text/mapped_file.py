@@ -41,7 +41,6 @@ DTYPES: Final[Mapping[str, tuple[str, Literal["B", "I", "Q"]]]] = {
     **dict.fromkeys((PAIRS, MERGED, JOINS), ("U64", "Q")),
 }
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
-_HASH_BYTES = 4 * 1024 * 1024
 
 
 class InvalidTablesError(Exception):
@@ -169,8 +168,5 @@ def _check_origin(notes: Mapping[str, Any], file: Path, made_of: Path) -> None:
 def hash_file(file: Path) -> str:
     import hashlib
 
-    digest = hashlib.sha256()
     with open(file, "rb") as stream:
-        while block := stream.read(_HASH_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -22,7 +22,7 @@ _MAX_PAIRS = 131_072
 
 
 class Merger:
-    """Makes words ids. Threads may share one: every table that is filled on the way holds the same for all.
+    """Turns words into ids. Threads may share one: its tables are caches, whose entries are the same for all.
 
     pairs, merged, joins: arrays of mapped_file.py.
     symbols: a character's ids before any merge: its own token, or its bytes', or none.
@@ -43,13 +43,13 @@ class Merger:
     def encode(self, word: str) -> list[int]:
         if len(word) <= _LONG_WORD:
             return list(self._piece(word))
-        # A character that adds nothing stands between no others.
+        # A character that adds nothing does not separate its neighbours.
         symbols = self._symbols
         word = "".join(filter(symbols.__getitem__, word))
         return [token for piece in self._cut(word) for token in self._piece(piece)]
 
     def _cut(self, word: str) -> list[str]:
-        """Where no merged token has the two neighbours beside each other, nothing is ever merged across."""
+        """Cuts between characters that no merged token has side by side: no merge ever crosses there."""
         joins = self._joins
         cuts = [at for at, pair in enumerate(map(add, word, word[1:]), 1) if not joins[pair]]
         return [word[start:end] for start, end in pairwise((0, *cuts, len(word)))]

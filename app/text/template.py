@@ -11,7 +11,7 @@ from .conversation import Message, TemplateError, Traits, find_traits, shape
 
 __all__ = ["ChatTemplate", "TemplateError"]
 
-# The variables of a template that are arguments of `render`: nobody may set them beside those.
+# Variables of a template that are arguments of `render`: they cannot be set as other variables are.
 ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 # Stands at the end of a message that is to be continued. The space tells whether the template trims contents.
 _CONTINUE_HERE = "zq-continue-here-qz "
@@ -28,7 +28,7 @@ class ChatTemplate:
         self._templates = {name: _Template(source, special_tokens or {}) for name, source in templates.items()}
 
     def prepare(self) -> None:
-        """Does what the first rendering would have to. A template that does not compile says so when it renders."""
+        """Does the first rendering's work in advance. A template that does not compile says so when it renders."""
         for template in self._templates.values():
             _ = template.traits
 
@@ -118,7 +118,7 @@ class _Template:
 
 
 def _mark_end(messages: list[Message]) -> str:
-    """Puts the mark behind the last message's text; gives that text."""
+    """Appends the mark to the last message's text, and returns that text."""
     last = messages[-1]
     content = last.get("content")
     if last.get("role") != "assistant" or not content:

@@ -41,7 +41,7 @@ class Vocabulary(Protocol):
     def token_id(self, spelling: str) -> int | None: ...
 
     def make_special(self, spellings: Collection[str]) -> None:
-        """Of those that are tokens; the others are passed over."""
+        """Makes those that are tokens special, and ignores the others."""
 
 
 class Tokenizer:
@@ -51,7 +51,7 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: "Library | Vocabulary", special_tokens: Mapping[str, str] | None = None) -> None:
-        """Of a vocabulary, or of the library's `Tokenizer`."""
+        """`vocabulary` may also be the library's own `Tokenizer`."""
         self._vocabulary: Vocabulary = (
             vocabulary
             if isinstance(vocabulary, LibraryVocabulary | MappedVocabulary)
@@ -66,7 +66,7 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, file: Path, special_tokens: Mapping[str, str] | None = None) -> "Tokenizer":
-        """Of a tokenizer.json, or of what a snapshot's build has made of it. Raises ModelDataError."""
+        """From a tokenizer.json, or the mapped form that a snapshot's build made of it. Raises ModelDataError."""
         return cls(open_mapped(file) or LibraryVocabulary.from_file(file), special_tokens)
 
     @property

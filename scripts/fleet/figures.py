@@ -11,7 +11,7 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """For a replica's hour: of one that comes and goes, and of one of the `min` that are always there."""
+    """Of a replica's hour: for one that comes and goes, and for one of the `min` that are always there."""
 
     on_demand: float
     always_on: float
@@ -80,7 +80,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def most_at_once(spans: Sequence[tuple[float, float | None]]) -> int:
-    """Of half-open spans."""
+    """The most half-open spans that overlap at any time. None: a span that has not ended."""
     changes = [(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans if end is not None]
     most = current = 0
     for _, change in sorted(changes):

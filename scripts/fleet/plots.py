@@ -12,7 +12,7 @@ ALWAYS_ON = "#212529"
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-    """What was drawn."""
+    """Draws all plots into `folder`; returns their files."""
     sweeps = result["fleet"]
     measured = f"{result['start']['seconds']:g}"
     return [

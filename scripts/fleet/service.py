@@ -55,7 +55,7 @@ class Service:
         )
 
     def scaled(self, prompt_tokens: int) -> "Service":
-        """For another length of prompt: the first token's time in proportion. Raises UsageError if it has none."""
+        """For prompts of another length, its first token in proportion. Raises UsageError for assumed times."""
         if self.prompt_tokens is None:
             raise UsageError("--prompt-tokens: an assumed service says itself what a first token takes")
         factor = prompt_tokens / self.prompt_tokens
@@ -100,14 +100,14 @@ def read_start(file: Path) -> Start:
 
 
 def name_of(file: Path) -> str:
-    """As figures are said to come from it: within the repository, by its path there."""
+    """How a file is named as a source: by its path in the repository, if it is there."""
     file = file.resolve()
     return str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else str(file)
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        result: dict[str, Any] = json.loads(file.read_text())
+        result: dict[str, Any] = json.loads(file.read_bytes())
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from None
     return result

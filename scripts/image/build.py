@@ -32,10 +32,10 @@ def prepare() -> None:
         run(["bash", "-c", '. scripts/lib.sh && apt_install "$@"', "bash", *missing, "debian-archive-keyring"])
     storage = CACHE / "storage.conf"
     settings = f'[storage]\ndriver = "overlay"\ngraphroot = "{CACHE / "storage"}"\nrunroot = "{CACHE / "run"}"\n'
-    if storage.exists() and storage.read_text() != settings:
+    if storage.exists() and storage.read_text(encoding="utf-8") != settings:
         shutil.rmtree(CACHE)  # the tree was moved, and podman keeps paths in its database
     CACHE.mkdir(parents=True, exist_ok=True)
-    storage.write_text(settings)
+    storage.write_text(settings, encoding="utf-8")
     os.environ |= {"CONTAINERS_STORAGE_CONF": str(storage), "BUILDAH_ISOLATION": "chroot"}
     shutil.rmtree(CONTEXT, ignore_errors=True)
     shutil.copytree(ROOT, CONTEXT, ignore=_left_out)
@@ -94,7 +94,7 @@ def check_rebuild() -> None:
     ):
         before = inspect()["RootFS"]["Layers"]
         for file in files:
-            with (CONTEXT / file).open("a") as source:
+            with (CONTEXT / file).open("a", encoding="utf-8") as source:
                 source.write("# a change\n")
         with timed(f"rebuild after a change of {what}"):
             build_image()
@@ -132,7 +132,7 @@ def _pip_mounts() -> list[str]:
         if name in _PIP_SETTINGS:
             words = [word for word in ast.literal_eval(value).split() if not word.startswith("file:")]
             lines += [f"{name} = {' '.join(words)}"] if words else []
-    config.write_text("\n".join(lines) + "\n")
+    config.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return mounts
 
 

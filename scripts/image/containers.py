@@ -109,7 +109,7 @@ class Server:
 
     @property
     def log(self) -> str:
-        return self._log_file.read_text()
+        return self._log_file.read_text(encoding="utf-8")
 
     def wait_for_port(self) -> None:
         """Until a connection is taken. Whoever connects earliest waits longest for its answer, so none is asked."""
@@ -130,7 +130,7 @@ class Server:
 
     def signal(self, number: signal.Signals) -> float:
         """Sends it to process 1, at once and without podman between; when that was."""
-        os.kill(int(self._pid_file.read_text()), number)
+        os.kill(int(self._pid_file.read_text(encoding="utf-8")), number)
         return time.monotonic()
 
     def exit_code(self) -> int:

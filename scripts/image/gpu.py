@@ -52,7 +52,7 @@ def _build_chain() -> None:
     chain = build.CONTEXT / "models" / "chain"
     write_chain(chain, map(ord, ALPHABET), loop=True, head_dim=64)
     token = CACHE / "token"
-    token.write_text(SECRET)
+    token.write_text(SECRET, encoding="utf-8")
     arguments = ["--build-arg", "MODEL=models/chain", "--build-arg", "SHARD_BYTES=200K"]
     build.build_image(CHAIN_IMAGE, *arguments, "--secret", f"id=hf_token,src={token}")
     layers = contents.weight_layers(CHAIN_IMAGE)

@@ -1,4 +1,4 @@
-"""The table of layers and the start in docs/image.md, from what scripts/test_image --record wrote."""
+"""Makes docs/image.md's table of layers and its line about the start from what scripts/test_image --record wrote."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from scripts.bench_table import between
 
 
 def insert(page: str, record: Path) -> str:
-    result = json.loads(record.read_text())
+    result = json.loads(record.read_bytes())
     machine, starts = result["machine"], result["starts"]
     seconds = starts["median"]["seconds"]
     rows = "".join(f"| {name} | {size:.1f} |\n" for name, size in result["layers_mb"].items())

@@ -139,6 +139,16 @@ def test_other_rotary_factors_are_refused(tmp_path: Path) -> None:
         gguf_model.config_of(file)
 
 
+@pytest.mark.parametrize("theta", [0.0, -1.0, float("nan")])
+def test_rotary_factors_of_an_impossible_base_are_refused(theta: float, tmp_path: Path) -> None:
+    config = llama_config(head_dim=64)
+    metadata = byte_metadata() | {"llama.rope.freq_base": theta}
+    extra = {"rope_freqs.weight": rope_factors(8.0, 500000.0, 64)}
+    file = write_gguf(tmp_path / "m.gguf", config, llama_tensors(config), metadata=metadata, extra=extra)
+    with pytest.raises(ModelDataError, match=rf"freq_base is {theta}, expected a number above 0"):
+        gguf_model.config_of(read_gguf(file))
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [

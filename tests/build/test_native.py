@@ -108,6 +108,7 @@ def test_the_command_says_what_it_did(source: Path, tmp_path: Path, capsys: pyte
         assert capsys.readouterr().out.startswith(f"{tmp_path}/out/{native_library.library_name()}: {word}, ")
     file = tmp_path / "out" / native_library.library_name()
     whole = file.read_bytes()
+    file.unlink()  # it is loaded in this process, which would die of it at its end
     file.write_bytes(whole[:-64])  # what it was made from still stands in it
     assert command(arguments) == 0
     assert ": built, " in capsys.readouterr().out

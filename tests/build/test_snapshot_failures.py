@@ -110,8 +110,14 @@ def test_source_that_is_not_there(source: str, tmp_path: Path) -> None:
         ([], "required: SOURCE, -o"),
         (["x"], "required: -o"),
         (["x", "-o", "y", "--dtype", "int4"], "invalid choice: 'int4'"),
-        (["x", "-o", "y", "--shard-bytes", "2T"], "--shard-bytes: invalid number of bytes value: '2T'"),
-        (["x", "-o", "y", "--shard-bytes", "0"], "--shard-bytes: invalid number of bytes value: '0'"),
+        (
+            ["x", "-o", "y", "--shard-bytes", "2T"],
+            "--shard-bytes: expected a number of bytes, such as 2000M or 2G, found '2T'",
+        ),
+        (
+            ["x", "-o", "y", "--shard-bytes", "0"],
+            "--shard-bytes: expected a number of bytes, such as 2000M or 2G, found '0'",
+        ),
         (["x", "-o", "y", "--quantize"], "unrecognized arguments: --quantize"),
     ],
 )

@@ -261,6 +261,13 @@ def test_command_fails_in_one_line(tmp_path: Path) -> None:
     )
 
 
+def test_the_refusal_that_the_page_shows_is_the_examples(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    said = refused(tmp_path, (root / "serverless.yml").read_text().replace("  max: 3", "  max: 0"))
+    page = " ".join((root / "docs" / "deploy.md").read_text().split())
+    assert f"`{said.replace('d.yml', 'serverless.yml')}`" in page
+
+
 def test_without_the_extra_it_says_which_is_missing(tmp_path: Path) -> None:
     code = "import sys; sys.modules['yaml'] = None; from pilotlight.cli import main; main(['deploy', 'render'])"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.errors import UsageError
+from pilotlight.errors import EXIT_USAGE, UsageError
 from scripts.fleet import arrivals
 from scripts.fleet.figures import Prices, figures
 from scripts.fleet.fleet import Policy, simulate
@@ -150,7 +150,7 @@ def test_wrong_trace_is_refused_with_its_line(tmp_path: Path, text: str, said: s
     [
         (["--concurrency", "33"], "33 requests on one replica: benchmarks/cpu.json goes up to 32; lower"),
         (["--limit", "4"], "--limit 4: expected at least --concurrency, 8"),
-        (["--min", "4"], "--min 4: expected 0 to --max, 3"),
+        (["--min", "4"], "--min 4: expected at most --max, 3"),
         (["no-such.csv"], "no-such.csv: No such file or directory"),
         (["--service", "pyproject.toml"], "no result of scripts/bench_serving"),
         (["--start", "-5"], "--start -5: expected seconds, 0 or more, or a file"),
@@ -165,7 +165,7 @@ def test_wrong_trace_is_refused_with_its_line(tmp_path: Path, text: str, said: s
 )
 def test_what_cannot_be_simulated_is_refused_in_one_line(arguments: list[str], said: str) -> None:
     done = run(*arguments)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
     assert done.stderr.startswith("simulate_fleet: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1

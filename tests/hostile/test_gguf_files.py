@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pilotlight.build.gguf import read_gguf
+from pilotlight.build.gguf import _KEYS, read_gguf
 from pilotlight.errors import ModelDataError
 from tests.hostile.files import LFS_POINTER, write
 
@@ -103,6 +103,13 @@ def test_H15_hostile_gguf_is_one_line_that_names_file_and_reason(name: str, tmp_
     assert reason in message
     assert "\n" not in message
     assert len(message) < len(str(file)) + 200
+
+
+@pytest.mark.parametrize("key", [key for key, kind in _KEYS.items() if not kind.startswith("list of ")])
+def test_an_empty_list_in_the_place_of_a_value_is_refused(key: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "m.gguf", gguf_bytes([text(key) + struct.pack("<IIQ", 9, 8, 0)]))
+    with pytest.raises(ModelDataError, match=rf"its metadata's {key} is \[\], expected {_KEYS[key]}$"):
+        read_gguf(file)
 
 
 def test_the_good_file_is_read(tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def test_special_tokens_of_tokenizer_config(directory):
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (257, END)
 
 
+def test_a_whole_surrogate_pair_in_json_is_a_character(directory):
+    put(directory, "tokenizer_config.json", r'{"x_token": "\ud83d\ude00"}')
+    assert load_text(directory).tokenizer.special_tokens["x_token"] == "\U0001f600"
+
+
 def test_special_tokens_of_special_tokens_map(directory):
     put(directory, "special_tokens_map.json", {"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_start|>"})
     assert load_text(directory).eos_token_ids == (END,)
@@ -155,9 +160,14 @@ def test_a_chat_template_flag_that_is_a_template(directory):
     assert load_text(directory, "{{ messages[0].content }}!").template.render(HI) == "hi!"
 
 
-def test_a_chat_template_flag_that_names_no_file(directory):
-    with pytest.raises(UsageError, match=r"--chat-template nowhere\.jinja: cannot be read"):
+def test_a_chat_template_flag_that_names_no_file_of_text(directory, tmp_path):
+    with pytest.raises(
+        UsageError, match=r"^--chat-template nowhere\.jinja: cannot be read: No such file or directory$"
+    ):
         load_text(directory, "nowhere.jinja")
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    with pytest.raises(UsageError, match=r"^--chat-template \S+latin: is not UTF-8 \(byte 3\)$"):
+        load_text(directory, str(tmp_path / "latin"))
 
 
 @pytest.mark.parametrize(
@@ -176,6 +186,9 @@ def test_a_chat_template_flag_that_names_no_file(directory):
         ("tokenizer_config.json", {"chat_template": [{"name": "default"}]}, "chat_template is neither"),
         ("chat_template.json", {"chat_template": ["x"]}, "chat_template.json: chat_template is neither"),
         ("special_tokens_map.json", "nul", "special_tokens_map.json: is not JSON"),
+        ("special_tokens_map.json", {"eos_token": "\ud800"}, "special_tokens_map.json: has half of a surrogate pair"),
+        ("tokenizer_config.json", {"bos_token": "\udfff"}, "tokenizer_config.json: has half of a surrogate pair"),
+        ("chat_template.json", {"chat_template": "\udc00"}, "chat_template.json: has half of a surrogate pair"),
         ("tokenizer.json", "{}", "tokenizer.json: is not a tokenizer.json"),
     ],
 )

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -88,6 +89,18 @@ def test_an_idle_process_ends_and_is_replaced(tokenizer_json, monkeypatch):
     assert process_of(texts).wait(timeout=60) == 0
     monkeypatch.undo()
     assert texts.encode("the quick brown fox", True) == first
+
+
+def test_processes_that_are_gone_leave_nothing_behind(tokenizer_json):
+    texts = LongTexts(tokenizer_json)
+    texts.encode("a", False)
+    ended = process_of(texts)
+    ended.kill()
+    ended.wait()
+    texts.encode("a", False)
+    ended = weakref.ref(ended)
+    gc.collect()
+    assert ended() is None
 
 
 @pytest.mark.parametrize("command", [["/nowhere/python"], [sys.executable, "-c", "raise SystemExit(1)"]])

@@ -150,12 +150,12 @@ def test_from_file(tmp_path):
 def test_G12_other_threads_run_while_a_long_text_is_encoded(monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     tokenizer = Tokenizer(byte_tokenizer().tokenizer)
-    encoder = threading.Thread(target=tokenizer.encode, args=("word " * 200_000,))
-    begun = before = time.monotonic()
+    encoder = threading.Thread(target=tokenizer.encode, args=("word " * 400_000,))
+    begun = before = time.process_time()  # of both threads: a machine that is busy elsewhere is no lock
     longest = 0.0
     encoder.start()
     while encoder.is_alive():
-        now = time.monotonic()
+        now = time.process_time()
         longest, before = max(longest, now - before), now
     # With Python's lock held all the while, this loop would have stood still for nearly as long.
-    assert longest < (before - begun) / 2
+    assert longest < (before - begun) * 0.75
