@@ -131,8 +131,9 @@ def server(environment: Path, tmp_path: Path) -> Iterator[str]:
     end = vocabulary.id("<|im_end|>")
     model = write_chain(tmp_path / "model", [*vocabulary.bytes("The quick"), end], vocabulary, eos=end)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PILOTLIGHT_", "PYTHON"))}
+    flags = ["--served-model-name", "quick", "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(
-        [environment / "bin" / "pilotlight", "serve", model, "--served-model-name", "quick", "--port", "0"],
+        [environment / "bin" / "pilotlight", "serve", model, *flags],
         cwd=tmp_path,
         env=inherited,
         stderr=subprocess.PIPE,
